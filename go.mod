@@ -1,0 +1,3 @@
+module github.com/ratoon-project/ratoon
+
+go 1.26
