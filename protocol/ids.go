@@ -71,6 +71,12 @@ func ParseSandboxID(s string) (SandboxID, error) {
 	return SandboxID(v), err
 }
 
+// ParseLineID checks a line id.
+func ParseLineID(s string) (LineID, error) {
+	v, err := parseID("ln", "line", s)
+	return LineID(v), err
+}
+
 // ParseTimelineID checks a timeline id.
 func ParseTimelineID(s string) (TimelineID, error) {
 	v, err := parseID("tl", "timeline", s)
@@ -89,6 +95,12 @@ func ParseBaseID(s string) (BaseID, error) {
 	return BaseID(v), err
 }
 
+// ParseStreamID checks a stream id.
+func ParseStreamID(s string) (StreamID, error) {
+	v, err := parseID("st", "stream", s)
+	return StreamID(v), err
+}
+
 // ParseBranchID checks a branch id.
 func ParseBranchID(s string) (BranchID, error) {
 	v, err := parseID("br", "branch", s)
@@ -104,9 +116,9 @@ func ParseExecID(s string) (ExecID, error) {
 // Key names one call of a guest program: unique over clones (timeline) and
 // over restarts of agentd's worker (start).
 type Key struct {
-	Timeline TimelineID `msgpack:"timeline"`
-	Start    uint64     `msgpack:"start"`
-	Sequence uint64     `msgpack:"sequence"`
+	Timeline TimelineID `msgpack:"timeline" json:"timeline"`
+	Start    uint64     `msgpack:"start" json:"start"`
+	Sequence uint64     `msgpack:"sequence" json:"sequence"`
 }
 
 // IsZero tells that no call is named, as for an operator's operation.
@@ -119,6 +131,6 @@ type Freeze uint64
 
 // Position is a place in the workspace log.
 type Position struct {
-	Stream   StreamID `msgpack:"stream"`
-	Sequence uint64   `msgpack:"sequence"`
+	Stream   StreamID `msgpack:"stream" json:"stream"`
+	Sequence uint64   `msgpack:"sequence" json:"sequence"`
 }

@@ -97,9 +97,9 @@ type (
 	}
 	// ExecOffsets says how much output of a running program exists.
 	ExecOffsets struct {
-		ID     ExecID `msgpack:"id"`
-		Stdout uint64 `msgpack:"stdout"`
-		Stderr uint64 `msgpack:"stderr"`
+		ID     ExecID `msgpack:"id" json:"id"`
+		Stdout uint64 `msgpack:"stdout" json:"stdout"`
+		Stderr uint64 `msgpack:"stderr" json:"stderr"`
 	}
 )
 
