@@ -1,0 +1,126 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// Get reads and checks a manifest, and looks whether the files beside it have
+// the right sizes; their content is for Check and Verify. An id that never was
+// or was removed is CodeUnknownCheckpoint, one whose files are gone or damaged
+// CodeCheckpointLost.
+func (s *Store) Get(id protocol.CheckpointID) (Manifest, error) {
+	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
+		return Manifest{}, err
+	}
+	m, err := s.read(id)
+	if err != nil {
+		return Manifest{}, err
+	}
+	dir := s.checkpointDir(id)
+	if err := wantSize(filepath.Join(dir, nameState), m.Files.State.Size); err != nil {
+		return Manifest{}, unusable(checkpointName(id), nameState, err)
+	}
+	if err := wantSize(filepath.Join(dir, namePages), m.Files.Pages.Size); err != nil {
+		return Manifest{}, unusable(checkpointName(id), namePages, err)
+	}
+	return m, nil
+}
+
+// read reads the manifest alone.
+func (s *Store) read(id protocol.CheckpointID) (Manifest, error) {
+	dir := s.checkpointDir(id)
+	data, err := os.ReadFile(filepath.Join(dir, nameManifest))
+	if err != nil {
+		if there, statErr := exists(dir); statErr == nil && !there {
+			return Manifest{}, s.absent(id)
+		}
+		return Manifest{}, unusable(checkpointName(id), nameManifest, err)
+	}
+	m, err := Decode(data)
+	if err == nil && m.ID != id {
+		err = fmt.Errorf("%w: it is of %q", errDamaged, m.ID)
+	}
+	if err != nil {
+		return Manifest{}, unusable(checkpointName(id), nameManifest, err)
+	}
+	return m, nil
+}
+
+// absent says why an id has no directory.
+func (s *Store) absent(id protocol.CheckpointID) error {
+	reason, err := os.ReadFile(s.tombstone(id))
+	if err == nil {
+		return protocol.Errorf(protocol.CodeCheckpointLost, "%s: %s", checkpointName(id), strings.TrimSpace(string(reason)))
+	}
+	return protocol.Errorf(protocol.CodeUnknownCheckpoint, "%s does not exist", checkpointName(id))
+}
+
+// Paths are the files of a checkpoint.
+type Paths struct{ State, Pages string }
+
+// Files says where the files of a checkpoint are. It does not look.
+func (s *Store) Files(id protocol.CheckpointID) (Paths, error) {
+	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
+		return Paths{}, err
+	}
+	dir := s.checkpointDir(id)
+	return Paths{State: filepath.Join(dir, nameState), Pages: filepath.Join(dir, namePages)}, nil
+}
+
+// Damaged is an entry that cannot be used.
+type Damaged struct {
+	ID  string
+	Err error // names the file
+}
+
+// List reads all checkpoints, oldest first, as Get does. What cannot be used
+// is in the second list; names that are no ids are not looked at.
+func (s *Store) List() ([]Manifest, []Damaged, error) {
+	names, err := entries(s.checkpoints())
+	if err != nil {
+		return nil, nil, typed(protocol.CodeInternal, "list checkpoints", err)
+	}
+	var out []Manifest
+	var bad []Damaged
+	for _, name := range names {
+		id, err := protocol.ParseCheckpointID(name)
+		if err != nil {
+			continue
+		}
+		m, err := s.Get(id)
+		switch {
+		case err == nil:
+			out = append(out, m)
+		case errors.Is(err, &protocol.Error{Code: protocol.CodeUnknownCheckpoint}):
+			// Removed since the directory was read.
+		default:
+			bad = append(bad, Damaged{name, err})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Manifest) int { return a.Created.Compare(b.Created) })
+	return out, bad, nil
+}
+
+// entries lists the names in a directory; none when there is no directory.
+func entries(dir string) ([]string, error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(list))
+	for i, e := range list {
+		names[i] = e.Name()
+	}
+	return names, nil
+}
