@@ -1,0 +1,254 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// endTimelines marks timelines ended, inside a transaction, and gives those
+// of their slots that have none a result.
+func (s *Sandbox) endTimelines(tx Tx, ids []protocol.TimelineID, why *protocol.Error) error {
+	for _, id := range ids {
+		r, err := timelines.need(tx, string(id))
+		if err != nil {
+			return err
+		}
+		if r.State == StateEnded {
+			continue
+		}
+		r.State, r.Reason, r.Hibernated = StateEnded, why, nil
+		if err := errors.Join(timelines.put(tx, string(id), r), s.dropResults(tx, id)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropResults removes what nobody can collect any more: the results of the
+// branches that an ended timeline made.
+func (s *Sandbox) dropResults(tx Tx, parent protocol.TimelineID) error {
+	all, err := results.all(tx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.Parent == parent {
+			if err := results.delete(tx, resultKey(r.Branch, r.Result.Index)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// descendants lists the live, hibernated and stopped timelines below a
+// timeline: those of lines whose branch it made, and so on.
+func descendants(tx Tx, of protocol.TimelineID) ([]protocol.TimelineID, error) {
+	all, err := lines.all(tx)
+	if err != nil {
+		return nil, err
+	}
+	var out []protocol.TimelineID
+	next := []protocol.TimelineID{of}
+	for len(next) > 0 {
+		parent := next[0]
+		next = next[1:]
+		for _, l := range all {
+			if l.Parent != parent || l.Detached || l.Timeline == "" {
+				continue
+			}
+			r, err := timelines.need(tx, string(l.Timeline))
+			if err != nil {
+				return nil, err
+			}
+			next = append(next, r.ID)
+			if r.State != StateEnded {
+				out = append(out, r.ID)
+			}
+		}
+	}
+	return out, nil
+}
+
+// fillSlot writes the result of a line's slot, once.
+func (s *Sandbox) fillSlot(tx Tx, line LineRecord, r protocol.ChildResult) error {
+	if line.Branch == "" || line.Detached {
+		return nil
+	}
+	r.Index = line.Index
+	return putResult(tx, line.Branch, line.Parent, r)
+}
+
+// putResult writes a result unless the slot has one, or its parent cannot
+// collect it.
+func putResult(tx Tx, b protocol.BranchID, parent protocol.TimelineID, r protocol.ChildResult) error {
+	key := resultKey(b, r.Index)
+	_, there, err := results.get(tx, key)
+	if err != nil || there {
+		return err
+	}
+	if parent != "" {
+		p, ok, err := timelines.get(tx, string(parent))
+		if err != nil {
+			return err
+		}
+		if ok && p.State == StateEnded {
+			return nil
+		}
+	}
+	return results.put(tx, key, ResultRecord{Branch: b, Parent: parent, Result: r, Value: r.Result})
+}
+
+// turns takes the turns of timelines, in the given order, making the
+// operations under way on them fail where they have not committed.
+func (s *Sandbox) turns(ctx context.Context, ids []protocol.TimelineID) (release func(), err error) {
+	var held []*timeline
+	release = func() {
+		for _, t := range held {
+			t.release()
+		}
+	}
+	for _, id := range ids {
+		t := s.timeline(id)
+		if t == nil {
+			continue
+		}
+		t.interruptOperation(protocol.Errorf(protocol.CodeCancelled, "the timeline is being replaced by a restore"))
+		if err := t.take(ctx); err != nil {
+			if t.ctx.Err() != nil && s.ctx.Err() == nil {
+				continue // it ended meanwhile
+			}
+			release()
+			return nil, err
+		}
+		held = append(held, t)
+	}
+	return release, nil
+}
+
+// leave ends the running side of timelines whose records say that they are
+// over: kills their VMs, then removes the VMs' records.
+func (s *Sandbox) leave(ids []protocol.TimelineID, why *protocol.Error) {
+	var gone []*timeline
+	s.mu.Lock()
+	for _, id := range ids {
+		if t := s.timelines[id]; t != nil {
+			gone = append(gone, t)
+			delete(s.timelines, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, t := range gone {
+		if err := t.machine().Kill(); err != nil {
+			s.log.Error("kill VM", "timeline", t.id, "error", err)
+		}
+		t.close()
+	}
+	if len(gone) > 0 {
+		err := s.commit("journal.left", func(tx Tx) error {
+			for _, t := range gone {
+				if err := vms.delete(tx, string(t.machine().ID())); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errDown) {
+			s.log.Error("remove records of ended VMs", "error", err)
+		}
+	}
+	for _, t := range gone {
+		s.emit(Event{Kind: EventTimelineEnded, Timeline: t.id, Line: t.line, Error: why})
+	}
+	s.wakeWaiters()
+	s.collectGarbage()
+}
+
+// wakeWaiters makes everybody who waits for results look again.
+func (s *Sandbox) wakeWaiters() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b, c := range s.waiters {
+		close(c)
+		delete(s.waiters, b)
+	}
+}
+
+// collectGarbage removes internal captures to which nothing refers, and the
+// oldest automatic checkpoints beyond those that are kept.
+func (s *Sandbox) collectGarbage() {
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.garbage.Lock()
+	defer s.garbage.Unlock()
+	list, err := s.checkpoints.List(s.ctx)
+	if err != nil {
+		s.log.Error("list checkpoints", "error", err)
+		return
+	}
+	used, err := s.references()
+	if err != nil {
+		s.log.Error("read references to checkpoints", "error", err)
+		return
+	}
+	auto := 0
+	for _, cp := range slices.Backward(list) {
+		if cp.Class == ClassAuto {
+			auto++
+		}
+		if used[cp.ID] || cp.Class == ClassNamed || cp.Class == ClassAuto && auto <= s.spec.AutoKeep {
+			continue
+		}
+		if err := s.checkpoints.Remove(s.ctx, cp.ID); err != nil && protocol.CodeOf(err) != protocol.CodeCheckpointInUse {
+			s.log.Error("remove checkpoint", "checkpoint", cp.ID, "error", err)
+		}
+	}
+}
+
+// references is what operations, results, hibernated timelines and the
+// operations of this moment need.
+func (s *Sandbox) references() (map[protocol.CheckpointID]bool, error) {
+	s.mu.Lock()
+	used := map[protocol.CheckpointID]bool{}
+	for id := range maps.Keys(s.pins) {
+		used[id] = true
+	}
+	s.mu.Unlock()
+	err := s.view(func(tx Tx) error {
+		ops, err := branches.all(tx)
+		if err != nil {
+			return err
+		}
+		for _, b := range ops {
+			used[b.Checkpoint] = true
+		}
+		rs, err := restores.all(tx)
+		if err != nil {
+			return err
+		}
+		for _, r := range rs {
+			used[r.Target] = true
+			used[r.Kept] = true
+		}
+		res, err := results.all(tx)
+		if err != nil {
+			return err
+		}
+		for _, r := range res {
+			used[r.Result.Checkpoint] = true
+		}
+		all, err := timelines.all(tx)
+		for _, t := range all {
+			if t.Hibernated != nil {
+				used[t.Hibernated.Checkpoint] = true
+			}
+		}
+		return err
+	})
+	return used, err
+}

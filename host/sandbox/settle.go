@@ -1,0 +1,370 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ratoon-project/ratoon/protocol"
+	"github.com/ratoon-project/ratoon/protocol/wire"
+)
+
+func encode(v any) ([]byte, error) {
+	b, err := wire.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", v, err)
+	}
+	return b, nil
+}
+
+// quiesce asks the guest to stop for freeze f, and returns after the end of
+// its link. On an error the guest's state is unknown: settle.
+func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, key protocol.Key) (*protocol.Quiesced, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.timeouts.Prepare,
+		protocol.Errorf(protocol.CodePrepareFailed, "the guest did not stop within %v", s.timeouts.Prepare))
+	defer cancel()
+	ss, err := t.awaitRunning(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.detach()
+	if err := ss.link.Send(ctx, &protocol.Prepare{Freeze: f, Key: key}); err != nil {
+		return nil, protocol.Errorf(protocol.CodePrepareFailed, "send prepare: %v", err)
+	}
+	for {
+		m, err := ss.await(ctx, func(protocol.Message) bool { return true })
+		if err != nil {
+			return nil, err
+		}
+		switch m := m.(type) {
+		case *protocol.Drained:
+			if m.Freeze != f {
+				continue
+			}
+			if err := ss.link.Send(ctx, &protocol.AckPosition{Freeze: f, Position: m.Position}); err != nil {
+				return nil, protocol.Errorf(protocol.CodePrepareFailed, "acknowledge position: %v", err)
+			}
+		case *protocol.PrepareFailed:
+			if m.Freeze == f {
+				return nil, prepareError(m.Error)
+			}
+		case *protocol.Quiesced:
+			if m.Freeze != f {
+				continue
+			}
+			if err := ss.link.AwaitEnd(ctx); err != nil {
+				return nil, protocol.Errorf(protocol.CodePrepareFailed, "read to the end of the link: %v", err)
+			}
+			return m, nil
+		}
+	}
+}
+
+func prepareError(e *protocol.Error) error {
+	if e == nil {
+		return protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop")
+	}
+	return e
+}
+
+// thawing says what a thaw carries.
+type thawing struct {
+	freeze  protocol.Freeze
+	outcome *protocol.Outcome // nil: pending
+	reason  protocol.ResumeReason
+	since   time.Time // when the machine stopped
+	newLine bool
+}
+
+// errGuestLost means that the timeline must be stopped.
+type guestLost struct{ error }
+
+func (g guestLost) Unwrap() error { return g.error }
+
+// thaw sends thaw until it is acknowledged. An error is a guestLost or errDown.
+func (s *Sandbox) thaw(t *timeline, th thawing) error {
+	line, err := s.lineOf(t)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(t.ctx, s.timeouts.Silence,
+		protocol.Errorf(protocol.CodeChildLost, "the guest did not answer thaw within %v", s.timeouts.Silence))
+	defer cancel()
+	for {
+		err := s.thawOnce(ctx, t, th, line)
+		if err == nil {
+			if th.outcome != nil {
+				t.settled(th.outcome.Key)
+			}
+			return nil
+		}
+		if ctx.Err() != nil || isClosed(t.machine().Done()) {
+			return guestLost{err}
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Sandbox) thawOnce(ctx context.Context, t *timeline, th thawing, line LineRecord) error {
+	ss, err := t.session(ctx)
+	if err != nil {
+		return err
+	}
+	if ss.hello.State == protocol.StateLost {
+		return protocol.Errorf(protocol.CodeChildLost, "the guest's agent died while its programs were frozen")
+	}
+	m, err := s.thawMessage(t, th, line)
+	if err != nil {
+		return err
+	}
+	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
+	defer cancel()
+	if err := ss.link.Send(try, m); err != nil {
+		ss.close()
+		return err
+	}
+	_, err = ss.await(try, func(m protocol.Message) bool {
+		a, ok := m.(*protocol.Thawed)
+		return ok && a.Freeze == th.freeze && a.Timeline == t.id
+	})
+	if err != nil {
+		ss.close()
+		return err
+	}
+	t.attach(ss)
+	return nil
+}
+
+func (s *Sandbox) thawMessage(t *timeline, th thawing, line LineRecord) (*protocol.Thaw, error) {
+	epoch, err := t.nextEpoch()
+	if err != nil {
+		return nil, err
+	}
+	entropy := make([]byte, 64)
+	rand.Read(entropy)
+	now := time.Now()
+	m := &protocol.Thaw{Freeze: th.freeze, Timeline: t.id, Incarnation: t.incarnation, Outcome: th.outcome, Stream: t.stream, Epoch: epoch,
+		Time: now.UnixNano(), Entropy: entropy, Reason: th.reason, Slept: max(0, int64(now.Sub(th.since))),
+		Identity: protocol.Identity{Sandbox: s.id, Node: line.Node, Hostname: line.Hostname, MachineID: line.MachineID, NewLine: th.newLine, Env: line.Env}}
+	if th.outcome != nil {
+		m.Key = th.outcome.Key
+	}
+	if len(s.spec.Seed) > 0 {
+		m.Identity.Seed = seed(s.spec.Seed, line.Node, uint64(th.freeze))
+	}
+	return m, nil
+}
+
+// seed is H(episode seed, node, index); the index is the freeze number, which
+// replays of the same program reach alike.
+func seed(episode []byte, node string, index uint64) []byte {
+	h := sha256.New()
+	fmt.Fprintf(h, "%d:", len(episode))
+	h.Write(episode)
+	fmt.Fprintf(h, "%s:", node)
+	binary.Write(h, binary.BigEndian, index)
+	return h.Sum(nil)
+}
+
+func (s *Sandbox) lineOf(t *timeline) (LineRecord, error) {
+	var line LineRecord
+	err := s.view(func(tx Tx) error {
+		var err error
+		line, err = lines.need(tx, string(t.line))
+		return err
+	})
+	return line, err
+}
+
+// settle brings a guest whose state is unclear to running with the call of
+// key answered by failure (section 3). A guest that cannot be brought there
+// is stopped; settle then returns false. The caller holds the turn.
+func (s *Sandbox) settle(t *timeline, key protocol.Key, failure error) bool {
+	var outcome *protocol.Outcome
+	if !key.IsZero() {
+		outcome = &protocol.Outcome{Key: key, Error: protocol.AsError(failure)}
+	}
+	ctx, cancel := context.WithTimeoutCause(t.ctx, s.timeouts.Silence,
+		protocol.Errorf(protocol.CodeChildLost, "the guest did not answer within %v", s.timeouts.Silence))
+	defer cancel()
+	for {
+		err := s.settleOnce(ctx, t, outcome)
+		if err == nil {
+			return true
+		}
+		if t.ctx.Err() != nil {
+			return false
+		}
+		if ctx.Err() != nil || isClosed(t.machine().Done()) || errors.Is(err, errLost) {
+			s.stopped(t, protocol.Errorf(protocol.CodeChildLost, "%v", err))
+			return false
+		}
+	}
+}
+
+var errLost = protocol.Errorf(protocol.CodeChildLost, "the guest's agent died while its programs were frozen")
+
+func (s *Sandbox) settleOnce(ctx context.Context, t *timeline, outcome *protocol.Outcome) error {
+	ss, err := t.reconnect(ctx, t.machine())
+	if err != nil {
+		return err
+	}
+	switch h := ss.hello; h.State {
+	case protocol.StateLost:
+		return errLost
+	case protocol.StatePreparing:
+		failure := protocol.Errorf(protocol.CodePrepareFailed, "the host gave this freeze up")
+		if outcome != nil {
+			failure = outcome.Error
+		}
+		try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
+		defer cancel()
+		ss.link.Send(try, &protocol.Abort{Freeze: h.Freeze, Error: failure})
+		return protocol.Errorf(protocol.CodePrepareFailed, "the guest is still preparing") // look again
+	case protocol.StateQuiesced:
+		return s.thaw(t, thawing{freeze: h.Freeze, outcome: outcome, reason: protocol.ReasonSnapshot, since: time.Now()})
+	case protocol.StateRunning:
+		if err := s.attachLink(ctx, t, ss); err != nil {
+			return err
+		}
+		if outcome != nil && pending(h, outcome.Key) {
+			return s.sendOutcome(ctx, t, ss, outcome)
+		}
+		if outcome != nil {
+			t.settled(outcome.Key)
+		}
+		return nil
+	default:
+		return protocol.Errorf(protocol.CodeProtocol, "the guest says state %q", h.State)
+	}
+}
+
+func pending(h *protocol.Hello, key protocol.Key) bool {
+	for _, p := range h.Pending {
+		if p.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// attachLink names stream and epoch on a new link to a running guest.
+func (s *Sandbox) attachLink(ctx context.Context, t *timeline, ss *session) error {
+	epoch, err := t.nextEpoch()
+	if err != nil {
+		return err
+	}
+	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
+	defer cancel()
+	m := &protocol.Attach{Timeline: t.id, Stream: t.stream, Epoch: epoch, Time: time.Now().UnixNano()}
+	if err := ss.link.Send(try, m); err != nil {
+		return err
+	}
+	_, err = ss.await(try, func(m protocol.Message) bool {
+		a, ok := m.(*protocol.Attached)
+		return ok && a.Epoch == epoch
+	})
+	if err == nil {
+		t.attach(ss)
+	}
+	return err
+}
+
+// deliver sends an outcome whenever the guest runs, until it is acknowledged
+// or the timeline ends.
+func (s *Sandbox) deliver(t *timeline, o *protocol.Outcome) error {
+	for {
+		ss, err := t.awaitRunning(t.ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.sendOutcome(t.ctx, t, ss, o); err == nil || t.ctx.Err() != nil {
+			return err
+		}
+		if sleep(t.ctx, time.Millisecond) != nil {
+			return context.Cause(t.ctx)
+		}
+	}
+}
+
+func (s *Sandbox) sendOutcome(ctx context.Context, t *timeline, ss *session, o *protocol.Outcome) error {
+	acked := t.expectAck(o.Key)
+	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
+	defer cancel()
+	if err := ss.link.Send(try, o); err != nil {
+		return err
+	}
+	select {
+	case <-acked:
+		t.settled(o.Key)
+		return nil
+	case <-ss.done:
+		return protocol.Errorf(protocol.CodeUnavailable, "the link to the guest was lost")
+	case <-try.Done():
+		return context.Cause(try)
+	}
+}
+
+// stopped records that a timeline's VM is dead or given up. The caller holds
+// the turn.
+func (s *Sandbox) stopped(t *timeline, why *protocol.Error) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	vm := t.machine()
+	if err := vm.Kill(); err != nil {
+		s.log.Error("kill VM", "timeline", t.id, "error", err)
+	}
+	first := false
+	err := s.commit("journal.stopped", func(tx Tx) error {
+		var err error
+		first, err = s.stopTimeline(tx, t.id, why)
+		return errors.Join(err, vms.delete(tx, string(vm.ID())))
+	})
+	if err != nil {
+		s.log.Error("record the end of a VM", "timeline", t.id, "error", err)
+		return
+	}
+	s.leave([]protocol.TimelineID{t.id}, why)
+	if first {
+		s.finished(why)
+	}
+}
+
+// stopTimeline marks a live timeline stopped, gives its slot a result and,
+// when it was current, stops the sandbox.
+func (s *Sandbox) stopTimeline(tx Tx, id protocol.TimelineID, why *protocol.Error) (current bool, err error) {
+	r, err := timelines.need(tx, string(id))
+	if err != nil || r.State != StateLive {
+		return false, err
+	}
+	r.State, r.Reason = StateStopped, why
+	if err := timelines.put(tx, string(id), r); err != nil {
+		return false, err
+	}
+	line, err := lines.need(tx, string(r.Line))
+	if err != nil {
+		return false, err
+	}
+	rec, err := sandboxes.need(tx, string(s.id))
+	if err != nil {
+		return false, err
+	}
+	if line.ID == rec.FirstLine {
+		rec.State, rec.Reason, rec.Head = StateStopped, why, r.Origin
+		return true, sandboxes.put(tx, string(s.id), rec)
+	}
+	return false, s.fillSlot(tx, line, protocol.ChildResult{Error: why})
+}
