@@ -43,8 +43,10 @@ type Manifest struct {
 	// Parent is the checkpoint from which the timeline came, if any.
 	Parent protocol.CheckpointID `json:"parent,omitempty"`
 	// Key names the call that the checkpoint answers; zero for an operator's.
-	Key    protocol.Key    `json:"key,omitzero"`
-	Freeze protocol.Freeze `json:"freeze"`
+	Key protocol.Key `json:"key,omitzero"`
+	// Kind is the kind of that call.
+	Kind   protocol.CallKind `json:"kind,omitempty"`
+	Freeze protocol.Freeze   `json:"freeze"`
 
 	DurableWanted bool                   `json:"durable_wanted,omitempty"`
 	Durable       bool                   `json:"durable,omitempty"`
