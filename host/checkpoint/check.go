@@ -71,11 +71,11 @@ func (s *Store) scan(ctx context.Context, m Manifest) (digests, error) {
 	dir := s.checkpointDir(m.ID)
 	state, err := scanFile(ctx, filepath.Join(dir, nameState), m.Files.State)
 	if err != nil {
-		return digests{}, unusable(checkpointName(m.ID), nameState, err)
+		return digests{}, s.gone(m.ID, unusable(checkpointName(m.ID), nameState, err))
 	}
 	pages, err := scanPages(ctx, filepath.Join(dir, namePages), m.Files.Pages.Runs)
 	if err != nil {
-		return digests{}, unusable(checkpointName(m.ID), namePages, err)
+		return digests{}, s.gone(m.ID, unusable(checkpointName(m.ID), namePages, err))
 	}
 	return digests{state, pages}, nil
 }

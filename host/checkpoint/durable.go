@@ -45,7 +45,7 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 	}
 	sums, err := s.scan(ctx, m)
 	if err != nil {
-		return s.gone(id, typed(protocol.CodeCaptureFailed, what, err))
+		return typed(protocol.CodeCaptureFailed, what, err)
 	}
 	err = s.rewrite(id, func(m *Manifest) {
 		m.Files.State.SHA256, m.Files.Pages.SHA256 = sums.state, sums.pages

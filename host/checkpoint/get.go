@@ -26,10 +26,10 @@ func (s *Store) Get(id protocol.CheckpointID) (Manifest, error) {
 	}
 	dir := s.checkpointDir(id)
 	if err := wantSize(filepath.Join(dir, nameState), m.Files.State.Size); err != nil {
-		return Manifest{}, unusable(checkpointName(id), nameState, err)
+		return Manifest{}, s.gone(id, unusable(checkpointName(id), nameState, err))
 	}
 	if err := wantSize(filepath.Join(dir, namePages), m.Files.Pages.Size); err != nil {
-		return Manifest{}, unusable(checkpointName(id), namePages, err)
+		return Manifest{}, s.gone(id, unusable(checkpointName(id), namePages, err))
 	}
 	return m, nil
 }

@@ -20,6 +20,18 @@ import (
 
 const page = 4096
 
+// memoryDir is a temporary directory in memory where there is one: tests that
+// fsync hundreds of times do not test the disk.
+func memoryDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "ratoon-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // ram is the content of the test base.
 func ram() []byte { return bytes.Repeat([]byte("ratoon! "), 8*page/8) }
 
