@@ -86,19 +86,44 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 	return nil
 }
 
-// turnsBelow takes the turns of everything below a timeline.
+// turnsBelow takes the turns of everything below a timeline whose turn the
+// caller holds. While they are waited for, lines may be restored: it looks
+// again until it holds all that is there, and then nothing can be added.
 func (s *Sandbox) turnsBelow(ctx context.Context, id protocol.TimelineID) ([]protocol.TimelineID, func(), error) {
-	var below []protocol.TimelineID
-	err := s.view(func(tx Tx) error {
-		var err error
-		below, err = descendants(tx, id)
-		return err
-	})
-	if err != nil {
-		return nil, nil, err
+	var releases []func()
+	release := func() {
+		for _, r := range releases {
+			r()
+		}
 	}
-	release, err := s.turns(ctx, below)
-	return below, release, err
+	held := map[protocol.TimelineID]bool{}
+	for {
+		var below, more []protocol.TimelineID
+		err := s.view(func(tx Tx) error {
+			var err error
+			below, err = descendants(tx, id)
+			return err
+		})
+		for _, d := range below {
+			if !held[d] {
+				held[d] = true
+				more = append(more, d)
+			}
+		}
+		if err == nil && len(more) == 0 {
+			return below, release, nil
+		}
+		if err == nil {
+			var r func()
+			if r, err = s.turns(ctx, more); err == nil {
+				releases = append(releases, r)
+			}
+		}
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+	}
 }
 
 // unended lists all timelines that are not ended.

@@ -181,6 +181,9 @@ type Event struct {
 	Node       string
 	Replaces   protocol.TimelineID // the line's timeline before, for timeline-started by a restore
 	Checkpoint protocol.CheckpointID
-	Execs      []protocol.ExecOffsets // of timeline-started: output offsets at its checkpoint
-	Error      *protocol.Error        // why, for ends
+	// Of timeline-started: which timeline made the checkpoint, and how far
+	// the output of its programs was.
+	Maker protocol.TimelineID
+	Execs []protocol.ExecOffsets
+	Error *protocol.Error // why, for ends
 }

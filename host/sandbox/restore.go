@@ -291,13 +291,17 @@ func (s *Sandbox) abandonRestore(r *restoring, failure error) error {
 	return failure
 }
 
-// completeRestore does what follows the commit: it is not undone.
+// completeRestore does what follows the commit: it is not undone. The new
+// timeline is there before the old one leaves, so that who follows the line
+// never finds it empty.
 func (s *Sandbox) completeRestore(r *restoring) error {
-	s.leave(append([]protocol.TimelineID{r.old.ID}, r.below...), protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID))
 	t := s.enter(r.copy, r.old.ID)
-	t.take(t.ctx)
+	if err := t.take(t.ctx); err != nil {
+		return err
+	}
 	defer t.release()
 	s.started(t, r.cp)
+	s.leave(append([]protocol.TimelineID{r.old.ID}, r.below...), protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID))
 	if r.adopt {
 		if err := s.checkpoints.SetClass(s.ctx, r.cp.ID, ClassAuto); err != nil {
 			s.log.Error("keep the adopted checkpoint", "checkpoint", r.cp.ID, "error", err)
@@ -347,5 +351,6 @@ func (s *Sandbox) started(t *timeline, cp Checkpoint) {
 	if err != nil {
 		s.log.Error("read line of a new timeline", "timeline", t.id, "error", err)
 	}
-	s.emit(Event{Kind: EventTimelineStarted, Timeline: t.id, Line: t.line, Node: line.Node, Replaces: t.replaces, Checkpoint: cp.ID, Execs: cp.Execs})
+	s.emit(Event{Kind: EventTimelineStarted, Timeline: t.id, Line: t.line, Node: line.Node, Replaces: t.replaces,
+		Checkpoint: cp.ID, Maker: cp.Timeline, Execs: cp.Execs})
 }

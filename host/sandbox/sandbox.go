@@ -153,6 +153,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		return errors.Join(err, s.dropCopies(c))
 	}
 	t := s.enter(c, "")
+	s.started(t, cp)
 	answer := &protocol.Outcome{Key: cp.Key}
 	if cp.Key.IsZero() {
 		answer = nil

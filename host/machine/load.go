@@ -1,0 +1,195 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/ratoon-project/ratoon/host/checkpoint"
+	"github.com/ratoon-project/ratoon/host/memory"
+	"github.com/ratoon-project/ratoon/host/sandbox"
+	"github.com/ratoon-project/ratoon/host/vmm"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// source is what a machine is loaded from.
+type source struct {
+	base  *base
+	id    protocol.BaseID
+	delta *memory.Delta
+	state string
+}
+
+// Load implements sandbox.Machines.
+func (e *Engine) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, error) {
+	src, err := e.source(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	v, err := e.start(ctx, r.VM, src)
+	if err != nil {
+		e.closeBase(src.id, src.base)
+		return nil, err
+	}
+	return v, nil
+}
+
+func (e *Engine) start(ctx context.Context, id protocol.VMID, src source) (*VM, error) {
+	dir, uid, err := e.makeDir(id)
+	if err != nil {
+		return nil, err
+	}
+	m, err := e.driver.Load(ctx, e.spec(dir, uid), vmm.Image{Base: src.base.Base, Delta: src.delta, State: src.state})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	v := &VM{engine: e, id: id, dir: dir, machine: m, base: src.base, baseID: src.id}
+	if err := m.Resume(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("un-pause loaded machine: %w", err), v.end())
+	}
+	return v, nil
+}
+
+// makeDir makes a machine's own directory, for a user of its own where the
+// host may choose one.
+func (e *Engine) makeDir(id protocol.VMID) (dir string, uid int, err error) {
+	dir = e.vmDir(id)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", 0, fmt.Errorf("make machine directory: %w", err)
+	}
+	uid = -1
+	if os.Geteuid() == 0 {
+		if uid, err = freeUID(id); err == nil {
+			err = os.Chown(dir, uid, uid)
+		}
+		if err != nil {
+			return "", 0, errors.Join(err, os.Remove(dir))
+		}
+	}
+	return dir, uid, nil
+}
+
+func (e *Engine) vmDir(id protocol.VMID) string { return filepath.Join(e.dir, "vm", string(id)) }
+
+// source decides what to map and what to copy.
+func (e *Engine) source(ctx context.Context, r sandbox.LoadRequest) (source, error) {
+	if id, ok := e.templateBase(r.Checkpoint); ok {
+		return e.templateSource(id)
+	}
+	m, err := e.store.Get(r.Checkpoint)
+	if err != nil {
+		return source{}, err
+	}
+	files, err := e.store.Files(r.Checkpoint)
+	if err != nil {
+		return source{}, err
+	}
+	b, err := e.openBase(m.Base)
+	if err != nil {
+		return source{}, err
+	}
+	src := source{base: b, id: m.Base, state: files.State, delta: &memory.Delta{Path: files.Pages, Runs: m.Files.Pages.Runs}}
+	cost := memory.Cost{DeltaBytes: src.delta.Bytes(), CopyBytes: b.DataBytes(), Children: r.Siblings}
+	if !r.Rebase && cost.Choose() == memory.ApplyEach {
+		return src, nil
+	}
+	derived, err := e.derive(ctx, m, src)
+	e.closeBase(src.id, src.base)
+	if err != nil {
+		return source{}, err
+	}
+	return source{base: derived.base, id: derived.id, state: files.State}, nil
+}
+
+// derivation is a base made from a checkpoint, once for all who ask.
+type derivation struct {
+	id   protocol.BaseID
+	done chan struct{}
+	err  error
+}
+
+type derived struct {
+	base *base
+	id   protocol.BaseID
+}
+
+// derive makes the base that a checkpoint's base with its delta is, or finds
+// the one made before. One that was swept since is made again.
+func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) (derived, error) {
+	for {
+		d, err := e.deriveOnce(ctx, m, src)
+		if err != nil {
+			return derived{}, fmt.Errorf("make a base of %s: %w", m.ID, err)
+		}
+		b, err := e.openBase(d.id)
+		if err == nil {
+			return derived{b, d.id}, nil
+		}
+		e.mu.Lock()
+		if e.moves[m.ID] == d {
+			delete(e.moves, m.ID)
+		}
+		e.mu.Unlock()
+		if protocol.CodeOf(err) != protocol.CodeCheckpointLost || ctx.Err() != nil {
+			return derived{}, err
+		}
+	}
+}
+
+func (e *Engine) deriveOnce(ctx context.Context, m checkpoint.Manifest, src source) (*derivation, error) {
+	e.mu.Lock()
+	d := e.moves[m.ID]
+	mine := d == nil
+	if mine {
+		d = &derivation{id: protocol.NewBaseID(), done: make(chan struct{})}
+		e.moves[m.ID] = d
+	}
+	e.mu.Unlock()
+	if mine {
+		d.err = e.flatten(ctx, m, src, d.id)
+		if d.err != nil {
+			e.mu.Lock()
+			delete(e.moves, m.ID)
+			e.mu.Unlock()
+		}
+		close(d.done)
+	}
+	select {
+	case <-d.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	return d, d.err
+}
+
+func (e *Engine) flatten(ctx context.Context, m checkpoint.Manifest, src source, id protocol.BaseID) error {
+	p, err := e.store.BeginBase(id)
+	if err != nil {
+		return err
+	}
+	defer p.Discard()
+	b, err := memory.Flatten(ctx, src.base.Base, src.delta, id, p.RAMPath())
+	if err != nil {
+		return err
+	}
+	if err := b.Close(); err != nil {
+		return err
+	}
+	return p.Publish(ctx, checkpoint.BaseManifest{ID: id, From: checkpoint.Origin{Base: src.id, Checkpoint: m.ID}})
+}
+
+// Adopt implements sandbox.Machines. Machines of this engine end with its
+// process, so there is never one to adopt.
+func (e *Engine) Adopt(context.Context, sandbox.VMRecord) (sandbox.VM, error) { return nil, nil }
+
+// Sweep implements sandbox.Machines.
+func (e *Engine) Sweep(ctx context.Context, r sandbox.VMRecord) error {
+	if r.PID > 0 && memory.Alive(r.PID, r.StartTime) {
+		if err := killAndWait(ctx, r.PID, r.StartTime); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(e.vmDir(r.ID))
+}

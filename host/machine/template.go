@@ -1,0 +1,258 @@
+package machine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ratoon-project/ratoon/host/checkpoint"
+	"github.com/ratoon-project/ratoon/host/memory"
+	"github.com/ratoon-project/ratoon/host/program"
+	"github.com/ratoon-project/ratoon/host/sandbox"
+	"github.com/ratoon-project/ratoon/host/vmm"
+	"github.com/ratoon-project/ratoon/protocol"
+	"github.com/ratoon-project/ratoon/protocol/link"
+)
+
+const (
+	// recipe changes when templates are made in another way.
+	recipe = 1
+	// bootWait bounds the boot of a template, which emulation on a busy host
+	// can make slow.
+	bootWait = 3 * time.Minute
+	// templateFreeze is the freeze in which a template was captured.
+	templateFreeze protocol.Freeze = 1
+)
+
+// warm is run in a template once, so that the files every agent needs are in
+// the guest's page cache. What an image lacks is left out.
+const warm = `python3 -c 'import ratoon, json, random, re, subprocess, threading, asyncio, tempfile, uuid' 2>/dev/null
+git --version >/dev/null 2>&1
+/usr/local/bin/agentd call --help >/dev/null 2>&1
+true`
+
+// A template is a base with device state. The coordinator knows it as the
+// checkpoint with the same letters.
+func checkpointOf(id protocol.BaseID) protocol.CheckpointID {
+	return protocol.CheckpointID("cp-" + strings.TrimPrefix(string(id), "ba-"))
+}
+
+func (e *Engine) templateBase(id protocol.CheckpointID) (protocol.BaseID, bool) {
+	base := protocol.BaseID("ba-" + strings.TrimPrefix(string(id), "cp-"))
+	m, err := e.store.Base(base)
+	return base, err == nil && m.From.Template != ""
+}
+
+func (e *Engine) templateCheckpoint(id protocol.BaseID) (sandbox.Checkpoint, error) {
+	m, err := e.store.Base(id)
+	if err != nil {
+		return sandbox.Checkpoint{}, err
+	}
+	return sandbox.Checkpoint{ID: checkpointOf(id), Class: sandbox.ClassNamed, Label: "template", Created: m.Created, Freeze: templateFreeze, Durable: m.Durable}, nil
+}
+
+func (e *Engine) templateSource(id protocol.BaseID) (source, error) {
+	files, err := e.store.BaseFiles(id)
+	if err != nil {
+		return source{}, err
+	}
+	b, err := e.openBase(id)
+	return source{base: b, id: id, state: files.State}, err
+}
+
+// key names everything that a template depends on.
+func (e *Engine) key() string {
+	b, err := json.Marshal([]any{recipe, protocol.Version, e.info, e.memory, e.cpus, e.boot.KernelDigest, e.boot.InitrdDigest, e.boot.RootfsDigest, e.boot.Cmdline, warm})
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:16])
+}
+
+// Template finds the template of this engine's machines, or boots one, and
+// takes it into the run directory. progress is told when a boot begins.
+func (e *Engine) Template(ctx context.Context, progress func(string)) (protocol.CheckpointID, error) {
+	key := e.key()
+	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), key+".lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	id, err := e.findTemplate(key)
+	if err != nil {
+		return "", err
+	}
+	if id == "" {
+		progress(fmt.Sprintf("booting a template machine (%d MiB, %s, once for this image)", e.memory>>20, e.info.Accel))
+		if id, err = e.buildTemplate(ctx, key); err != nil {
+			return "", fmt.Errorf("build template: %w", err)
+		}
+	}
+	if err := e.store.ImportBase(ctx, e.templates, id); err != nil {
+		return "", fmt.Errorf("take template into the run directory: %w", err)
+	}
+	return checkpointOf(id), nil
+}
+
+// findTemplate returns "" when there is none that can be used.
+func (e *Engine) findTemplate(key string) (protocol.BaseID, error) {
+	if _, err := e.templates.Sweep(nil); err != nil {
+		return "", err
+	}
+	list, damaged, err := e.templates.Bases()
+	for _, d := range damaged {
+		e.log.Warn("damaged template", "base", d.ID, "error", d.Err)
+	}
+	for _, m := range list {
+		if m.From.Template != key {
+			continue
+		}
+		if err := e.templates.CheckBase(m.ID); err != nil {
+			e.log.Warn("template cannot be used", "base", m.ID, "error", err)
+			if err := e.templates.RemoveBase(m.ID); err != nil {
+				return "", err
+			}
+			continue
+		}
+		return m.ID, nil
+	}
+	return "", err
+}
+
+func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, bootWait, protocol.Errorf(protocol.CodeTimeout, "the template was not ready within %v", bootWait))
+	defer cancel()
+	id := protocol.NewBaseID()
+	p, err := e.templates.BeginBase(id)
+	if err != nil {
+		return "", err
+	}
+	defer p.Discard()
+	dir, uid, err := e.makeDir(protocol.NewVMID())
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	vm, err := e.driver.Boot(ctx, e.spec(dir, uid), p.RAMPath())
+	if err != nil {
+		return "", err
+	}
+	kill := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), killWait)
+		defer cancel()
+		return vm.Kill(ctx)
+	}
+	if err := e.ready(ctx, vm); err != nil {
+		return "", errors.Join(fmt.Errorf("%w; the guest's console ends: %.2000q", err, vm.ConsoleTail()), kill())
+	}
+	if err := errors.Join(vm.Pause(ctx), vm.SaveState(ctx, p.StatePath())); err != nil {
+		return "", errors.Join(err, kill())
+	}
+	if err := kill(); err != nil {
+		return "", err
+	}
+	if err := memory.Protect(p.RAMPath()); err != nil {
+		return "", err
+	}
+	if err := p.Publish(ctx, checkpoint.BaseManifest{ID: id, From: checkpoint.Origin{Template: key}}); err != nil {
+		return "", err
+	}
+	return id, e.templates.MakeBaseDurable(ctx, id)
+}
+
+// ready waits for the booted guest, warms it and quiesces it.
+func (e *Engine) ready(ctx context.Context, vm vmm.VM) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-vm.Done():
+			cancel(vm.Err())
+		case <-ctx.Done():
+		}
+	}()
+	l, err := link.Connect(ctx, vm.Carrier(), link.Options{Log: e.log})
+	if err != nil {
+		return fmt.Errorf("wait for the guest's agent: %w", err)
+	}
+	m, err := l.Receive(ctx)
+	if err != nil {
+		return fmt.Errorf("read hello: %w", err)
+	}
+	hello, ok := m.(*protocol.Hello)
+	if !ok || hello.Version != protocol.Version {
+		return protocol.Errorf(protocol.CodeVersionMismatch, "the guest's first message is %s %+v, want hello of protocol %d", m.Type(), m, protocol.Version)
+	}
+	p := program.New(program.Options{Spec: &protocol.ExecSpec{Argv: []string{"/bin/sh", "-c", warm}, Dir: "/"}})
+	if _, err := p.Follow(ctx, booted{l}); err != nil {
+		return fmt.Errorf("warm: %w", err)
+	}
+	return quiesce(ctx, l)
+}
+
+// booted is the one timeline of a template.
+type booted struct{ *link.Link }
+
+func (booted) Place(context.Context) (program.Place, error) { return program.Place{}, nil }
+
+func (b booted) OpenStream(ctx context.Context, _ protocol.TimelineID, o protocol.Open) (program.Stream, error) {
+	return b.Link.OpenStream(ctx, o)
+}
+
+// quiesce stops a guest that nobody else talks to. The link stays open: the
+// machine is paused next.
+func quiesce(ctx context.Context, l *link.Link) error {
+	if err := l.Send(ctx, &protocol.Prepare{Freeze: templateFreeze}); err != nil {
+		return err
+	}
+	for {
+		m, err := l.Receive(ctx)
+		if err != nil {
+			return fmt.Errorf("quiesce: %w", err)
+		}
+		switch m := m.(type) {
+		case *protocol.Drained:
+			if err := l.Send(ctx, &protocol.AckPosition{Freeze: m.Freeze, Position: m.Position}); err != nil {
+				return err
+			}
+		case *protocol.PrepareFailed:
+			return fmt.Errorf("quiesce: %w", m.Error)
+		case *protocol.Quiesced:
+			return l.AwaitEnd(ctx)
+		}
+	}
+}
+
+// lockFile waits for an exclusive lock, which ends with the process.
+func lockFile(ctx context.Context, path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
