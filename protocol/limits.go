@@ -28,6 +28,9 @@ const (
 	// MaxStderrTail is how much of a caller's standard error is kept for the
 	// result of a child that exits without finish.
 	MaxStderrTail = 4096
+	// MaxExecInput is how much input of a program the host may send beyond
+	// what the guest has said was taken.
+	MaxExecInput = 1 << 20
 )
 
 // VSOCK ports on which agentd listens for the two connections of a link.

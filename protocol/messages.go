@@ -155,6 +155,13 @@ type (
 	}
 )
 
+// Long is sent by either end and never seen above the link: the message with
+// number N, which came in pieces on the bulk connection, takes its place in
+// the order of messages here.
+type Long struct {
+	N uint64 `msgpack:"n"`
+}
+
 // Identity is what a line is called from inside.
 type Identity struct {
 	Sandbox   SandboxID `msgpack:"sandbox"`
@@ -220,6 +227,7 @@ func Types() map[string]func() Message {
 		"attached":       func() Message { return new(Attached) },
 		"caller-exited":  func() Message { return new(CallerExited) },
 		"pong":           func() Message { return new(Pong) },
+		"long":           func() Message { return new(Long) },
 	}
 }
 
@@ -241,3 +249,4 @@ func (*OutcomeAck) Type() string    { return "outcome-ack" }
 func (*Attached) Type() string      { return "attached" }
 func (*CallerExited) Type() string  { return "caller-exited" }
 func (*Pong) Type() string          { return "pong" }
+func (*Long) Type() string          { return "long" }

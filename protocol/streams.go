@@ -8,6 +8,8 @@ type Open struct {
 	Op   string       `msgpack:"op"`
 	Exec *ExecOpen    `msgpack:"exec,omitempty"`
 	File *FileRequest `msgpack:"file,omitempty"`
+	// Message numbers the long messages of one direction of a link, from 1.
+	Message uint64 `msgpack:"message,omitempty"`
 }
 
 // Operations of Open.
