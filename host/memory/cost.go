@@ -28,13 +28,13 @@ type Cost struct {
 	Children int
 }
 
-// Rates on which Choose depends, in bytes a second; only their ratio matters.
-// Measured on two cores of a 2020s server with the benchmarks of this package:
-// applying takes a page fault and a new page a page, making a memfd a page
-// without the fault.
+// Rates on which Choose depends, in bytes a second; their ratio matters more
+// than their size. From BenchmarkApply and BenchmarkFlattenMemfd on two cores
+// at 2 GHz: applying takes a page fault and a new page a page, filling a memfd
+// the new page only.
 const (
-	applyRate = 1 << 30
-	copyRate  = 2 << 30
+	applyRate = 0.8 * (1 << 30)
+	copyRate  = 1.0 * (1 << 30)
 )
 
 // memoryPrice is how many seconds a byte of host memory counts, so that
