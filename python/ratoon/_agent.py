@@ -87,9 +87,13 @@ def send(sock: socket.socket, kind: str, arguments: Mapping[str, object]) -> Non
         TooLarge: the request is over the protocol's limit; nothing was sent.
         Unavailable: the connection broke in an unexpected way.
     """
-    data = _wire.frame(
-        {"version": _wire.VERSION, "kind": kind, "arguments": _wire.pack_map(arguments)}
-    )
+    packed = _wire.pack_map(arguments)
+    if len(packed) > _wire.MAX_PAYLOAD:
+        raise _errors.TooLarge(
+            f"the arguments of {kind} take {len(packed)} bytes encoded, "
+            f"over the limit of {_wire.MAX_PAYLOAD}"
+        )
+    data = _wire.frame({"version": _wire.VERSION, "kind": kind, "arguments": packed})
     try:
         sock.sendall(data)
     except (BrokenPipeError, ConnectionResetError):

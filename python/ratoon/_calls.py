@@ -11,6 +11,9 @@ from typing import Any, Literal, NoReturn, overload
 
 from . import _agent, _errors, _events, _identity, _wire
 
+# What agentd sends for a call without a result, encoded.
+_NIL = b"\xc0"
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -171,7 +174,7 @@ def call(kind: str, arguments: Mapping[str, object]) -> dict[str, Any]:
     if (error := _agent.error_of(reply)) is not None:
         raise error
     value = _wire.take(reply, "value", bytes, b"")
-    return _wire.unpack_map(value) if value else {}
+    return {} if value in (b"", _NIL) else _wire.unpack_map(value)
 
 
 def snapshot(label: str = "", durable: bool = False) -> Checkpoint:
@@ -317,7 +320,7 @@ def llm_query_batched(
     """Asks the language model several prompts at once.
 
     Args:
-        prompts: at most 1024, together at most 64 MiB.
+        prompts: at most 1024, together at most 16 MiB of UTF-8.
         model: name of the model; None for the sandbox's default.
         return_exceptions: put the errors of single prompts into the list
             instead of raising.
@@ -490,10 +493,6 @@ def _complete(prompts: list[str], model: str | None) -> list[str | _errors.Ratoo
     for number, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise TypeError(f"prompt {number} is {type(prompt).__name__}, not str")
-        if (size := len(prompt.encode("utf-8", "surrogatepass"))) > _wire.MAX_PAYLOAD:
-            raise _errors.TooLarge(
-                f"prompt {number} takes {size} bytes, over the limit of {_wire.MAX_PAYLOAD}"
-            )
     if not prompts:
         return []
     fields = call("llm_query", {"prompts": prompts, "model": model or ""})

@@ -216,10 +216,18 @@ class DiskFull(RatoonError):
 
 
 class BranchFailed(RatoonError):
-    """No child was started; ``details`` holds the reasons per child."""
+    """No child was started; this timeline goes on alone."""
 
     default_code = "branch_failed"
     default_remedy = "no child was started; the reasons per child are in the details"
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why, by the numbers of the children that could not be started."""
+        children = self.details.get("children")
+        if not isinstance(children, dict):
+            return {}
+        return {int(i): str(why) for i, why in children.items() if str(i).isdecimal()}
 
 
 class ChildExited(RatoonError):
@@ -237,7 +245,13 @@ class ChildExited(RatoonError):
 
         None if it is not known.
         """
-        return _exit_status(self.details.get("status"))
+        name = self.details.get("signal")
+        if isinstance(name, str) and name:
+            number = getattr(signal, name, None)
+            return -number if isinstance(number, signal.Signals) else None
+        code = self.details.get("status")
+        known = isinstance(code, int) and not isinstance(code, bool) and code >= 0
+        return code if known else None
 
     @property
     def stderr(self) -> str:
@@ -333,19 +347,6 @@ class ModelFailed(RatoonError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (*super().__reduce__(), {"results": self.results})
-
-
-def _exit_status(value: object) -> int | None:
-    """Reads an exit status as agentd tells it: {code, signal} or a bare number."""
-    if isinstance(value, dict):
-        name = value.get("signal")
-        if isinstance(name, str) and name:
-            number = getattr(signal, name, None)
-            return -int(number) if isinstance(number, signal.Signals) else None
-        value = value.get("code")
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    return None
 
 
 def _known() -> dict[str, type[RatoonError]]:

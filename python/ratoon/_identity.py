@@ -12,7 +12,6 @@ import os
 import random
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,12 +59,9 @@ def parse(fields: Mapping[str, Any]) -> Resume:
 
 
 class _Settings:
-    """What reseed() chose, and how often deterministic seeding has happened."""
+    """What reseed() chose."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.enabled = True
-        self.rounds = 0
+    enabled = True
 
 
 _settings = _Settings()
@@ -85,15 +81,13 @@ def reseed(enabled: bool = True) -> None:
     ``numpy.random.default_rng()``, torch) are its own: seed them in an
     ``on_resume`` callback or after the call.
 
-    In deterministic mode (`ratoon run --seed`) the seed is a digest of the
-    host's seed for this timeline and of how many times this process was seeded
-    so, and a wake from hibernation seeds nothing.
+    In deterministic mode the seed is a digest of the host's seed for this
+    timeline and thaw, and a wake from hibernation seeds nothing.
 
     Args:
         enabled: False to opt out, True to opt in again.
     """
-    with _settings.lock:
-        _settings.enabled = enabled
+    _settings.enabled = enabled
 
 
 def renew(event: Resume) -> None:
@@ -111,19 +105,13 @@ def renew(event: Resume) -> None:
 
 def _generator_source(event: Resume, fresh: bytes) -> bytes | None:
     """Returns what to seed `random` and numpy from, None to leave them."""
-    with _settings.lock:
-        if not _settings.enabled:
-            return None
-        if not event.seed:
-            return fresh
-        # An operator may hibernate a sandbox at any time. A wake makes no
-        # copy, and must not change what a reproducible run draws next.
-        if event.reason == "wake":
-            return None
-        # The host's seed of a timeline stays the same, and a loop that
-        # snapshots must not draw the same numbers in every round.
-        _settings.rounds += 1
-        return event.seed + _settings.rounds.to_bytes(8, "big")
+    if not _settings.enabled:
+        return None
+    if not event.seed:
+        return fresh
+    # An operator may hibernate a sandbox at any time. A wake makes no copy, and
+    # must not change what a reproducible run draws next.
+    return None if event.reason == "wake" else event.seed
 
 
 def _derive(purpose: str, source: bytes) -> bytes:

@@ -23,7 +23,7 @@ VERSION = 1
 MAX_MESSAGE = 64 << 20
 #: Deepest nesting of arrays and maps (protocol.MaxDepth).
 MAX_DEPTH = 32
-#: Longest encoded payload, result or prompt, in bytes (protocol.MaxPayload).
+#: Longest encoded payload, and longest arguments of a call, in bytes (protocol.MaxPayload).
 MAX_PAYLOAD = 16 << 20
 #: Longest label, in bytes of UTF-8 (protocol.MaxLabel).
 MAX_LABEL = 256
@@ -136,16 +136,8 @@ def take_texts(record: Mapping[str, Any], name: str) -> list[str]:
 
 
 def frame(value: Mapping[str, object]) -> bytes:
-    """Encodes one frame.
-
-    Raises:
-        TooLarge: the body is over MAX_MESSAGE bytes.
-    """
+    """Encodes one frame."""
     body = pack_map(value)
-    if len(body) > MAX_MESSAGE:
-        raise _errors.TooLarge(
-            f"the call takes {len(body)} bytes encoded, over the limit of {MAX_MESSAGE}"
-        )
     return _LENGTH.pack(len(body)) + body
 
 

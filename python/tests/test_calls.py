@@ -222,8 +222,8 @@ def test_llm_query_refuses(agent: FakeAgent) -> None:
         ratoon.llm_query("x" * ((16 << 20) + 1))
     with pytest.raises(ratoon.TooLarge):
         ratoon.llm_query_batched(["x"] * 1025)
-    with pytest.raises(ratoon.TooLarge):  # each is fine, all are over a frame
-        ratoon.llm_query_batched(["x" * (16 << 20)] * 4 + ["y" * 100])
+    with pytest.raises(ratoon.TooLarge):  # each is fine, all are not
+        ratoon.llm_query_batched(["x" * (9 << 20)] * 2)
     with pytest.raises(ratoon.InvalidArgument):
         ratoon.llm_query("\ud800")
     assert agent.requests == []
@@ -308,9 +308,12 @@ def test_payload_limits(agent: FakeAgent) -> None:
     with pytest.raises(ratoon.TooLarge):
         ratoon.restore(CP, payload=endless)
     largest = b"x" * ((16 << 20) - 5)
-    assert ratoon.restore(CP, payload=largest).payload == largest
-    with pytest.raises(ratoon.TooLarge, match="over the limit"):
+    with pytest.raises(ratoon.TooLarge, match="payload takes 16777217 bytes"):
         ratoon.restore(CP, payload=largest + b"x")
+    with pytest.raises(ratoon.TooLarge, match="the arguments of restore"):
+        ratoon.restore(CP, payload=largest)  # no room for what is around it
+    largest = largest[:-100]
+    assert ratoon.restore(CP, payload=largest).payload == largest
     with pytest.raises(ratoon.InvalidArgument, match="64 bits"):
         ratoon.restore(CP, payload=2**64)
     with pytest.raises(ratoon.InvalidArgument):

@@ -104,11 +104,11 @@ def test_builtin_bases() -> None:
 @pytest.mark.parametrize(
     ("details", "status", "stderr"),
     [
-        ({"status": {"code": 0}, "stderr": "text"}, 0, "text"),
-        ({"status": {"code": -1, "signal": "SIGKILL"}}, -9, ""),
-        ({"status": {"code": -1, "signal": "SIGNONSENSE"}}, None, ""),
-        ({"status": {"code": -1}}, None, ""),
-        ({"status": 7, "stderr": 5}, 7, ""),
+        ({"status": 0, "signal": "", "stderr": "text"}, 0, "text"),
+        ({"status": -1, "signal": "SIGKILL", "stderr": b"bytes\xff"}, -9, "bytes\ufffd"),
+        ({"status": -1, "signal": "SIGNONSENSE"}, None, ""),
+        ({"status": -1, "signal": ""}, None, ""),
+        ({"status": "7", "signal": 9, "stderr": 5}, None, ""),
         ({}, None, ""),
     ],
 )
@@ -122,3 +122,9 @@ def test_over_budget() -> None:
     assert (error.budget, error.limit, error.used) == ("live", 4, 4)
     error = ratoon.OverBudget("x", {"budget": 1, "limit": "4"})
     assert (error.budget, error.limit, error.used) == (None, None, None)
+
+
+def test_branch_failed() -> None:
+    error = ratoon.BranchFailed("x", {"children": {"0": "no memory", "12": "lost", "x": ""}})
+    assert error.reasons == {0: "no memory", 12: "lost"}
+    assert ratoon.BranchFailed("x", {"children": "y"}).reasons == {}

@@ -91,7 +91,7 @@ def nested(depth: int) -> bytes:
         pack({"error": {"code": 1}}),
         pack({"error": {"code": "busy", "details": []}}),
         pack({"value": "text"}),
-        pack({"value": b"\xc0"}),
+        pack({"value": b"\x90"}),
         pack({"value": b"\xdd\xff\xff\xff\xff"}),
         pack({"value": pack({"position": {"sequence": True}})}),
         pack({"value": pack({"position": {"stream": 1}})}),
