@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -30,6 +31,9 @@ const (
 
 // chunk is how much is read at once.
 const chunk = 1 << 20
+
+// buffers are shared, since a pages file is read run by run.
+var buffers = sync.Pool{New: func() any { b := make([]byte, chunk); return &b }}
 
 // openRegular opens a file for reading; anything but a regular file is an
 // error, since a VMM with its own uid may have written the directory.
@@ -72,7 +76,9 @@ func wantSize(path string, want int64) error {
 
 // copyContext is io.Copy that ends with ctx.
 func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, error) {
-	buf := make([]byte, chunk)
+	pooled := buffers.Get().(*[]byte)
+	defer buffers.Put(pooled)
+	buf := *pooled
 	var n int64
 	for {
 		if err := context.Cause(ctx); err != nil {
