@@ -1,0 +1,203 @@
+package exec_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ratoon-project/ratoon/guest/exec"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+func withInput(argv ...string) *protocol.ExecSpec {
+	return &protocol.ExecSpec{Argv: argv, Stdin: true}
+}
+
+func readFile(name string) string {
+	b, _ := os.ReadFile(name)
+	return string(b)
+}
+
+func TestInputByOffset(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, id := start(t, m, withInput("cat"))
+	h.input(0, "hello ", false)
+	h.input(3, "lo wor", false) // part of it again
+	h.input(0, "hello", false)  // all of it again
+	h.waitOutput("hello wor")
+	h.until("taken", func() bool { return h.taken == 9 })
+	h.detach()
+	h = attach(t, m, protocol.ExecOpen{ID: id, Stdout: 9}, hostOptions{})
+	if got := h.waitStarted().Stdin; got != 9 {
+		t.Errorf("input taken: got %d, want 9", got)
+	}
+	h.input(9, "ld", true)
+	if e := h.wait(); h.stdout() != "ld" || e.Stdout != 11 || e.Status.Code != 0 {
+		t.Errorf("end: %s", h)
+	}
+}
+
+func TestInputErrors(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	for name, tt := range map[string]struct {
+		send func(h *host)
+		want protocol.Code
+	}{
+		"gap":       {func(h *host) { h.input(5, "x", false) }, protocol.CodeProtocol},
+		"too large": {func(h *host) { h.input(0, strings.Repeat("x", protocol.MaxExecInput+1), false) }, protocol.CodeTooLarge},
+		"empty":     {func(h *host) { h.send(protocol.ExecFrame{}) }, protocol.CodeProtocol},
+		"resize":    {func(h *host) { h.send(protocol.ExecFrame{Resize: &protocol.ExecResize{Rows: 1, Columns: 1}}) }, protocol.CodeInvalidArgument},
+	} {
+		h, id := start(t, m, withInput("sleep", "1000"))
+		tt.send(h)
+		if e := h.waitError(); e.Code != tt.want {
+			t.Errorf("%s: got %v, want %s", name, e, tt.want)
+		}
+		<-h.served
+		if attach(t, m, protocol.ExecOpen{ID: id}, hostOptions{}).waitStarted() == nil {
+			t.Errorf("%s: the program is gone", name)
+		}
+	}
+}
+
+// Input that a slow program has not taken is forgotten with its stream.
+func TestUntakenInputIsSentAgain(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	dir := t.TempDir()
+	s := withInput("sh", "-c", "until [ -e go ]; do sleep 0.01; done; wc -c")
+	s.Dir = dir
+	data := strings.Repeat("0123456789", 30_000) // more than a pipe holds
+	h, id := start(t, m, s)
+	h.input(0, data, true)
+	h.until("a full pipe", func() bool { return h.taken >= 65536 })
+	h.detach()
+	h = attach(t, m, protocol.ExecOpen{ID: id}, hostOptions{})
+	taken := h.waitStarted().Stdin
+	if taken >= uint64(len(data)) {
+		t.Fatalf("taken %d of %d by a program that reads nothing", taken, len(data))
+	}
+	write(t, dir+"/go", "")
+	h.input(taken, data[taken:], true)
+	if h.wait(); strings.TrimSpace(h.stdout()) != "300000" {
+		t.Errorf("the program read %s bytes, want 300000", h.stdout())
+	}
+}
+
+func TestInputNobodyReads(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	dir := t.TempDir()
+	s := withInput("sh", "-c", "exec <&-; echo closed; until [ -e go ]; do sleep 0.01; done")
+	s.Dir = dir
+	h, _ := start(t, m, s)
+	h.waitOutput("closed")
+	h.input(0, strings.Repeat("x", 200_000), false)
+	h.until("all taken", func() bool { return h.taken == 200_000 })
+	write(t, dir+"/go", "")
+	if e := h.wait(); e.Status.Code != 0 {
+		t.Errorf("exit: %+v", e)
+	}
+}
+
+func TestNoInputIsAtItsEnd(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, _ := start(t, m, spec("cat"))
+	h.wait()
+	tty, _ := start(t, m, &protocol.ExecSpec{Argv: []string{"cat"}, TTY: true})
+	tty.wait()
+}
+
+// A new line's programs see their input's end, whatever was on its way.
+func TestCloseInputs(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	pipe, _ := start(t, m, withInput("sh", "-c", "cat; echo end"))
+	stuck, stuckID := start(t, m, withInput("sh", "-c", "sleep 0.3; wc -c"))
+	tty, ttyID := start(t, m, &protocol.ExecSpec{Argv: []string{"sh", "-c", "stty -echo; echo ready; cat; echo end"}, TTY: true, Stdin: true})
+	pipe.input(0, "abc", false)
+	pipe.waitOutput("abc")
+	tty.waitOutput("ready")
+	tty.input(0, "line\n", false)
+	tty.waitOutput("line")
+	stuck.input(0, strings.Repeat("x", 300_000), false)
+	stuck.until("a full pipe", func() bool { return stuck.taken >= 65536 })
+	if err := m.Quiesce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tty.detach() // as the link does at a capture
+	m.CloseInputs()
+	m.Resume()
+	pipe.input(3, "late", false)
+	if e := pipe.wait(); pipe.stdout() != "abcend\n" {
+		t.Errorf("pipe: %+v %s", e, pipe)
+	}
+	<-m.Wait(stuckID)
+	<-m.Wait(ttyID)
+	if stuck.wait(); strings.TrimSpace(stuck.stdout()) == "300000" {
+		t.Error("input that was not taken reached the program after CloseInputs")
+	}
+	again := attach(t, m, protocol.ExecOpen{ID: ttyID, Stdout: uint64(len(tty.stdout()))}, hostOptions{})
+	if again.wait(); again.stdout() != "end\r\n" {
+		t.Errorf("terminal: got %q, want its end", again.stdout())
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	s := &protocol.ExecSpec{TTY: true, Stdin: true, Rows: 30, Columns: 100, Argv: []string{"sh", "-c",
+		`trap 'stty size; echo resized' WINCH; tty >/dev/null && echo terminal $TERM; stty size; echo err >&2; read line; echo "[$line]"; until read line; do :; done; exit 6`}}
+	h, id := start(t, m, s)
+	h.waitOutput("terminal xterm-256color\r\n30 100\r\nerr\r\n")
+	h.send(protocol.ExecFrame{Resize: &protocol.ExecResize{Rows: 50, Columns: 120}})
+	h.input(0, "word\n", false)
+	h.waitOutput("[word]")
+	h.waitOutput("50 120\r\nresized")
+	h.input(5, "bye\n", true)
+	if e := h.wait(); e.Status.Code != 6 || e.Stderr != 0 || h.stderr() != "" {
+		t.Errorf("exit: %s", h)
+	}
+	if !strings.Contains(string(m.StderrTail(id)), "err\r\n") {
+		t.Errorf("tail: %q", m.StderrTail(id))
+	}
+}
+
+func TestTerminalSignalsForeground(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, _ := start(t, m, &protocol.ExecSpec{TTY: true, Stdin: true, Argv: []string{
+		"bash", "--norc", "-i", "-c", `set -m; (echo in; exec sleep 1000); echo "status $?"; exit 9`}})
+	h.waitOutput("in\r\n")
+	h.send(protocol.ExecFrame{Signal: "SIGTERM"}) // an interactive bash ignores it, sleep does not
+	h.waitOutput("status 143")
+	if e := h.wait(); e.Status.Code != 9 {
+		t.Errorf("exit: %+v", e)
+	}
+}
+
+func TestTerminalPartialLineEnds(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, _ := start(t, m, &protocol.ExecSpec{TTY: true, Stdin: true, Argv: []string{"sh", "-c", "stty -echo; echo ready; cat; echo end"}})
+	h.waitOutput("ready")
+	h.input(0, "half", true)
+	if h.wait(); h.stdout() != "ready\r\nhalfend\r\n" {
+		t.Errorf("got %q", h.stdout())
+	}
+}
+
+func TestSignalReachesGroup(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, _ := start(t, m, shell("trap 'wait; echo parent; exit 2' TERM; sh -c \"trap 'echo child; exit' TERM; echo ready; while :; do sleep 0.01; done\" & wait; wait"))
+	h.waitOutput("ready")
+	h.send(protocol.ExecFrame{Signal: "TERM"})
+	h.wait()
+	if out := h.stdout(); out != "ready\nchild\nparent\n" {
+		t.Errorf("got %q", out)
+	}
+}
