@@ -1,7 +1,7 @@
 // Package sandbox coordinates one sandbox: a tree of timelines, each a running
 // virtual machine, and the operations that fork it.
 //
-//	sb, err := sandbox.Start(ctx, deps, sandbox.Spec{MemoryBytes: 256 << 20})
+//	sb, err := sandbox.Start(ctx, deps, id, sandbox.Spec{Template: template, MemoryBytes: 256 << 20})
 //	...
 //	err = sb.Snapshot(ctx, "", sandbox.SnapshotOptions{Label: "clean"})
 //	err = sb.End(ctx, nil)

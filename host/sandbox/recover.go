@@ -346,3 +346,22 @@ func (s *Sandbox) rejoinBranch(b BranchRecord, answers map[protocol.Key]recorded
 	}
 	s.conduct(b, slices.Clip(fresh))
 }
+
+// AtRest tells whether a sandbox needs no recovery: nothing of it runs, and
+// no operation is half-way.
+func AtRest(j Journal, id protocol.SandboxID) (bool, error) {
+	rest := true
+	err := j.View(func(tx Tx) error {
+		for _, table := range []string{vms.name, branches.name, restores.name} {
+			if err := tx.Each(table, func(string, []byte) error { rest = false; return nil }); err != nil {
+				return err
+			}
+		}
+		all, err := timelines.all(tx)
+		for _, t := range all {
+			rest = rest && t.State != StateLive
+		}
+		return err
+	})
+	return rest, err
+}

@@ -113,9 +113,9 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 }
 
 // Start makes a sandbox and loads its first timeline from the template. ctx
-// bounds the start only.
-func Start(ctx context.Context, d Deps, spec Spec) (*Sandbox, error) {
-	s := newSandbox(protocol.NewSandboxID(), spec, d)
+// bounds the start only. The journal is that of id, a new one.
+func Start(ctx context.Context, d Deps, id protocol.SandboxID, spec Spec) (*Sandbox, error) {
+	s := newSandbox(id, spec, d)
 	if err := s.start(ctx); err != nil {
 		s.Close()
 		return nil, err

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratoon-project/ratoon/host/checkpoint"
+	"github.com/ratoon-project/ratoon/host/machine"
+	"github.com/ratoon-project/ratoon/host/sandbox"
+	"github.com/ratoon-project/ratoon/host/state"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+func newTree(g *global) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "tree [SANDBOX]",
+		Short: "Draw timelines and checkpoints of running and kept sandboxes",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			want := protocol.SandboxID("")
+			if len(args) == 1 {
+				var err error
+				if want, err = protocol.ParseSandboxID(args[0]); err != nil {
+					return err
+				}
+			}
+			return g.tree(cmd.Context(), want)
+		},
+	}
+	outputFlag(cmd, g)
+	return cmd
+}
+
+func (g *global) tree(ctx context.Context, want protocol.SandboxID) error {
+	dir, err := g.state()
+	if err != nil {
+		return err
+	}
+	trees, err := readTrees(ctx, dir)
+	if err != nil {
+		return err
+	}
+	trees = slices.DeleteFunc(trees, func(t protocol.TreeResult) bool { return want != "" && t.Sandbox != want })
+	if want != "" && len(trees) == 0 {
+		return protocol.Errorf(protocol.CodeNotFound, "no sandbox %s under %s", want, dir.Path())
+	}
+	return g.print(trees, func(w io.Writer) {
+		if len(trees) == 0 {
+			fmt.Fprintf(w, "no sandboxes under %s\n", dir.Path())
+		}
+		for _, t := range trees {
+			drawTree(w, t)
+		}
+	})
+}
+
+// readTrees asks the hosts that run, and reads the journals of those that do
+// not.
+func readTrees(ctx context.Context, dir *state.Dir) ([]protocol.TreeResult, error) {
+	paths, err := dir.Paths()
+	if err != nil {
+		return nil, err
+	}
+	trees := []protocol.TreeResult{}
+	for _, path := range paths {
+		t, ok, err := ask(ctx, filepath.Join(path, "ratoon.sock"))
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			trees = append(trees, t)
+			continue
+		}
+		kept, err := readKept(dir, path)
+		if err != nil {
+			return nil, err
+		}
+		trees = append(trees, kept...)
+	}
+	return trees, nil
+}
+
+func readKept(dir *state.Dir, path string) ([]protocol.TreeResult, error) {
+	run, err := dir.Take(path)
+	if code := protocol.CodeOf(err); code == protocol.CodeBusy || code == protocol.CodeNotFound {
+		return nil, nil // it is starting or ending at this moment
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer run.Close()
+	store, err := checkpoint.Open(path, checkpoint.Options{ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	list, _, err := store.List()
+	if err != nil {
+		return nil, err
+	}
+	ids, err := run.Journal.Sandboxes()
+	var out []protocol.TreeResult
+	for _, id := range ids {
+		var own []sandbox.Checkpoint
+		for _, m := range list {
+			if m.Sandbox == id {
+				own = append(own, machine.Describe(m))
+			}
+		}
+		t, err := sandbox.ReadTree(run.Journal.Sandbox(id), id, own)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, err
+}
+
+// drawTree prints one line per timeline, below the node it came from, and one
+// per checkpoint, below the timeline that made it.
+func drawTree(w io.Writer, t protocol.TreeResult) {
+	fmt.Fprintf(w, "%s  %s\n", t.Sandbox, t.State)
+	timelines := slices.Clone(t.Timelines)
+	slices.SortStableFunc(timelines, func(a, b protocol.TreeTimeline) int { return compareNodes(a.Node, b.Node) })
+	for _, tl := range timelines {
+		indent := strings.Repeat("  ", 1+strings.Count(tl.Node, "."))
+		fmt.Fprintf(w, "%s%s  %s", indent, tl.Node, tl.State)
+		if tl.Label != "" {
+			fmt.Fprintf(w, "  %q", tl.Label)
+		}
+		if tl.Reason != "" {
+			fmt.Fprintf(w, "  (%s)", line(tl.Reason))
+		}
+		fmt.Fprintln(w)
+		for _, cp := range t.Checkpoints {
+			if cp.Timeline == tl.ID {
+				fmt.Fprintf(w, "%s  %s  %s  %s", indent, cp.ID, cp.Class, size(cp.Bytes))
+				if cp.Label != "" {
+					fmt.Fprintf(w, "  %q", cp.Label)
+				}
+				fmt.Fprintln(w)
+			}
+		}
+	}
+}
+
+// compareNodes orders index paths by their numbers: 0.2 before 0.10.
+func compareNodes(a, b string) int {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		if c := cmp.Or(cmp.Compare(len(as[i]), len(bs[i])), cmp.Compare(as[i], bs[i])); c != 0 {
+			return c
+		}
+	}
+	return cmp.Compare(len(as), len(bs))
+}

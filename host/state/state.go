@@ -1,0 +1,152 @@
+// Package state knows the layout of the state directory and the run
+// directories of host processes in it.
+//
+//	dir, err := state.Open("")                     // $RATOON_STATE_DIR or the user's default
+//	run, err := dir.NewRun()                       // of this process
+//	defer run.Close()
+//	for r, err := range dir.Runs() { ... }         // of all, running or not
+//
+//	<state>/cache/images     kernels and root images     shared, under flock
+//	<state>/cache/templates  booted templates            shared, under flock
+//	<state>/runs/<id>/       one host process: journal.db (its lock), checkpoints,
+//	                         bases, vm, logs, ratoon.sock
+//
+// A run directory whose journal no process has open belongs to a host process
+// that ended; recovery and removal are the caller's. Safe for concurrent use
+// by any number of processes.
+package state
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+
+	"github.com/ratoon-project/ratoon/host/journal"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// Env names the state directory when no flag does.
+const Env = "RATOON_STATE_DIR"
+
+// Dir is a state directory.
+type Dir struct{ path string }
+
+// Open makes the state directory if there is none: path, else what Env names,
+// else /var/lib/ratoon for root and $XDG_STATE_HOME/ratoon for others.
+func Open(path string) (*Dir, error) {
+	if path == "" {
+		path = os.Getenv(Env)
+	}
+	if path == "" {
+		path = defaultPath()
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("find state directory: %w", err)
+	}
+	for _, d := range []string{abs, filepath.Join(abs, "runs"), filepath.Join(abs, "cache")} {
+		if err := os.MkdirAll(d, 0o711); err != nil {
+			return nil, protocol.Errorf(protocol.CodeInvalidArgument, "make state directory: %v; choose another one with --state-dir or %s", err, Env)
+		}
+	}
+	return &Dir{abs}, nil
+}
+
+func defaultPath() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/ratoon"
+	}
+	if x := os.Getenv("XDG_STATE_HOME"); x != "" {
+		return filepath.Join(x, "ratoon")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "ratoon-state"
+	}
+	return filepath.Join(home, ".local", "state", "ratoon")
+}
+
+// Path is where the directory lies.
+func (d *Dir) Path() string { return d.path }
+
+// Templates is the cache of templates.
+func (d *Dir) Templates() string { return filepath.Join(d.path, "cache", "templates") }
+
+// Run is the directory of one host process.
+type Run struct {
+	Path    string
+	Journal *journal.DB
+}
+
+// NewRun makes a run directory and takes its lock.
+func (d *Dir) NewRun() (*Run, error) {
+	path, err := os.MkdirTemp(filepath.Join(d.path, "runs"), "")
+	if err != nil {
+		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	if err := os.Chmod(path, 0o711); err != nil {
+		return nil, err
+	}
+	db, err := journal.Open(filepath.Join(path, "journal.db"), journal.Options{})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(path))
+	}
+	return &Run{path, db}, nil
+}
+
+// Socket is where the run's process answers while it lives.
+func (r *Run) Socket() string { return filepath.Join(r.Path, "ratoon.sock") }
+
+// Logs is where output of programs is kept.
+func (r *Run) Logs() string { return filepath.Join(r.Path, "logs") }
+
+// Close gives the lock back. The directory stays.
+func (r *Run) Close() error { return r.Journal.Close() }
+
+// Remove removes the directory of a run whose lock is held, and gives it back.
+func (r *Run) Remove() error {
+	return errors.Join(os.RemoveAll(r.Path), r.Journal.Close())
+}
+
+// Paths lists all run directories, oldest first.
+func (d *Dir) Paths() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(d.path, "runs"))
+	if err != nil {
+		return nil, fmt.Errorf("list runs: %w", err)
+	}
+	type dated struct {
+		path string
+		at   int64
+	}
+	var all []dated
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !e.IsDir() {
+			continue
+		}
+		all = append(all, dated{filepath.Join(d.path, "runs", e.Name()), info.ModTime().UnixNano()})
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].at < all[j].at })
+	out := make([]string, len(all))
+	for i, a := range all {
+		out[i] = a.path
+	}
+	return out, nil
+}
+
+// Take takes over the run directory of a process that ended. It is
+// CodeBusy while the process lives, CodeNotFound when there is nothing in it.
+func (d *Dir) Take(path string) (*Run, error) {
+	file := filepath.Join(path, "journal.db")
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		return nil, protocol.Errorf(protocol.CodeNotFound, "no journal in %s", path)
+	}
+	db, err := journal.Open(file, journal.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &Run{path, db}, nil
+}
