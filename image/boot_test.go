@@ -28,7 +28,7 @@ func cacheDir(t *testing.T) string {
 	if err != nil {
 		return t.TempDir()
 	}
-	return filepath.Join(dir, "ratoon-test", "images")
+	return image.Dir(filepath.Join(dir, "ratoon-test"))
 }
 
 func testKernel(t *testing.T, c *image.Cache) image.Kernel {

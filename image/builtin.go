@@ -124,7 +124,9 @@ func hooks(overlay string) []string {
 		// unchecked, because times in the image say nothing.
 		`chroot "$1" python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3/dist-packages/ratoon`,
 		// What mmdebstrap took from this host for the build.
-		`echo ratoon >"$1/etc/hostname"; : >"$1/etc/resolv.conf"; : >"$1/etc/machine-id"`,
+		`cd "$1/etc" && rm -f hostname resolv.conf && echo ratoon >hostname && : >resolv.conf && : >machine-id`,
+		// 30 MB that apt leaves now that it is told to keep none.
+		`rm -f "$1"/var/cache/apt/*.bin`,
 	}
 }
 
@@ -159,9 +161,9 @@ func (c *Cache) bootstrap(ctx context.Context, dir string, opt BuiltinOptions, p
 	steps := int64(0)
 	err = c.convert(filepath.Join(dir, rootName), func(w io.Writer) error {
 		return command{name: "mmdebstrap", args: args, out: w, env: []string{"TMPDIR=" + scratch}, line: func(s string) {
-			if stage, ok := strings.CutPrefix(s, "I: "); ok && !strings.HasPrefix(stage, "running --") {
+			if stage := bootstrapStage(s); stage != "" {
 				steps++
-				c.opt.Progress("Debian "+opt.Suite+": "+strings.TrimSuffix(stage, "..."), steps, 0)
+				c.opt.Progress("Debian "+opt.Suite+": "+stage, steps, bootstrapStages)
 			}
 		}}.run(ctx)
 	})
@@ -170,6 +172,22 @@ func (c *Cache) bootstrap(ctx context.Context, dir string, opt BuiltinOptions, p
 	}
 	c.discard(scratch)
 	return os.Remove(filepath.Join(dir, scratchName))
+}
+
+// bootstrapStages counts the stages below that every run passes.
+const bootstrapStages = 6
+
+// bootstrapStage picks out of mmdebstrap's messages those that tell a user how
+// far it is.
+func bootstrapStage(line string) string {
+	stage := strings.TrimSuffix(strings.TrimPrefix(line, "I: "), "...")
+	for _, known := range []string{"running apt-get update", "downloading packages", "extracting archives", "installing essential",
+		"installing remaining", "creating tarball"} {
+		if strings.HasPrefix(stage, known) {
+			return stage
+		}
+	}
+	return ""
 }
 
 // convert writes the tar stream that fill produces as an ext4 image.
