@@ -40,7 +40,7 @@ type Config struct {
 	Keeper Keeper
 	Users  fork.Stopper
 	Fixer  Fixer
-	// Participants are quiesced in this order, after the agent itself.
+	// Participants are quiesced in this order.
 	Participants []fork.Participant
 	Execs        Execs
 	Files        Files
@@ -58,13 +58,12 @@ type Agent struct {
 	cfg      Config
 	log      *slog.Logger
 	quiescer *fork.Quiescer
-	gate     *gate
 	memory   *semaphore.Weighted // of large requests that are not sent yet
 	fail     context.CancelCauseFunc
 	ctx      context.Context // of Run
 	tasks    sync.WaitGroup
 
-	mu      sync.Mutex // held while effects are carried out; taken before gate.mu and outbox.mu
+	mu      sync.Mutex // held while effects are carried out; taken before outbox.mu and subscriber.mu
 	machine *Machine
 	dead    bool // PID 1 or the freezer failed: nothing is carried out any more
 	now     time.Time
@@ -87,10 +86,9 @@ func New(cfg Config) *Agent {
 	if cfg.Patience == 0 {
 		cfg.Patience = 30 * time.Second
 	}
-	g := &gate{}
 	return &Agent{
-		cfg: cfg, log: cfg.Log, gate: g,
-		quiescer: fork.NewQuiescer(cfg.Users, append([]fork.Participant{g}, cfg.Participants...)...),
+		cfg: cfg, log: cfg.Log,
+		quiescer: fork.NewQuiescer(cfg.Users, cfg.Participants...),
 		memory:   semaphore.NewWeighted(maxRequestMemory),
 		machine: NewMachine(MachineOptions{
 			Release: cfg.Release, Start: cfg.First.Start, Record: cfg.First.Record, Lost: cfg.Lost,

@@ -72,12 +72,13 @@ func (o observed) wait(ctx context.Context, process *os.File, execs Execs) (prot
 		return status, nil, nil
 	}
 	if o.isMain {
-		s, err := execs.Wait(ctx, o.exec)
-		if ctx.Err() != nil {
+		select {
+		case s, ok := <-execs.Wait(o.exec):
+			if ok {
+				status = s
+			}
+		case <-ctx.Done():
 			return status, nil, context.Cause(ctx)
-		}
-		if err == nil {
-			status = s
 		}
 	}
 	tail := execs.StderrTail(o.exec)

@@ -2,10 +2,7 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"sync"
 
-	"github.com/ratoon-project/ratoon/guest/fork"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -13,6 +10,7 @@ import (
 type Stream interface {
 	Send(v any) error
 	Receive(v any) error
+	CloseWrite() error
 	Close() error
 }
 
@@ -29,8 +27,9 @@ type Execs interface {
 	Of(pid int) (id protocol.ExecID, main int, ok bool)
 	// StderrTail is the end of a program's standard error.
 	StderrTail(id protocol.ExecID) []byte
-	// Wait waits for the end of a program's main process.
-	Wait(ctx context.Context, id protocol.ExecID) (protocol.ExitStatus, error)
+	// Wait gives the status of a program's main process when it has ended;
+	// the channel is closed without one for an unknown id.
+	Wait(id protocol.ExecID) <-chan protocol.ExitStatus
 }
 
 // Files reads and writes files for the host; a *files.Server.
@@ -53,102 +52,32 @@ func (a *Agent) serveStreams(ctx context.Context, l Link) {
 }
 
 func (a *Agent) serveStream(ctx context.Context, open protocol.Open, s Stream) {
+	busy := a.busy()
 	switch {
 	case open.Op == protocol.OpExec && open.Exec != nil && a.cfg.Execs != nil:
-		g, err := a.enter(s)
-		if err != nil {
-			s.Send(protocol.ExecFrame{Error: err})
+		if busy != nil {
+			s.Send(protocol.ExecFrame{Error: busy})
 			return
 		}
-		defer g.leave()
-		a.cfg.Execs.Serve(ctx, *open.Exec, g)
+		a.cfg.Execs.Serve(ctx, *open.Exec, s)
 	case open.Op == protocol.OpFiles && open.File != nil && a.cfg.Files != nil:
-		g, err := a.enter(s)
-		if err != nil {
-			s.Send(protocol.FileFrame{Error: err, Done: true})
+		if busy != nil {
+			s.Send(protocol.FileFrame{Error: busy, Done: true})
 			return
 		}
-		g.leave() // the server of files takes part in quiescing itself
 		a.cfg.Files.Serve(ctx, *open.File, s)
 	default:
-		err := protocol.Errorf(protocol.CodeNotSupported, "stream operation %q is not known or has no request", open.Op)
-		s.Send(protocol.ExecFrame{Error: err})
+		s.Send(protocol.ExecFrame{Error: protocol.Errorf(protocol.CodeNotSupported, "there is no stream operation %.64q with this request", open.Op)})
 	}
 }
 
-// enter counts a stream in, if users run.
-func (a *Agent) enter(s Stream) (*entrant, *protocol.Error) {
+// busy is the refusal of a stream, nil while users run. A freeze may begin
+// right after: execs and files take part in quiescing and see to that.
+func (a *Agent) busy() *protocol.Error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if state := a.machine.State(); state != protocol.StateRunning {
-		return nil, protocol.Errorf(protocol.CodeBusy, "the guest is %s for a capture", state)
+		return protocol.Errorf(protocol.CodeBusy, "the guest is %s for a capture", state)
 	}
-	return a.gate.enter(s), nil
-}
-
-// gate holds back a freeze until no program is just being started: a process
-// that is frozen between fork and exec would hold the worker's locks.
-type gate struct {
-	mu     sync.Mutex
-	inside int
-	empty  chan struct{} // closed when inside falls to 0; nil if nobody waits
-}
-
-var _ fork.Participant = (*gate)(nil)
-
-func (g *gate) enter(s Stream) *entrant {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.inside++
-	return &entrant{Stream: s, gate: g}
-}
-
-func (g *gate) Name() string { return "agent" }
-
-// Prepare waits for those inside; no more enter, since the machine is no
-// longer running.
-func (g *gate) Prepare(ctx context.Context) error {
-	g.mu.Lock()
-	if g.inside == 0 {
-		g.mu.Unlock()
-		return nil
-	}
-	empty := make(chan struct{})
-	g.empty = empty
-	g.mu.Unlock()
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for programs that are being started: %w", context.Cause(ctx))
-	}
-}
-
-func (g *gate) Drain(context.Context) (protocol.Position, error) { return protocol.Position{}, nil }
-
-func (g *gate) Resume() {}
-
-// entrant is a stream that leaves its gate with the first frame it is sent:
-// the program is started then, or is not going to be.
-type entrant struct {
-	Stream
-	gate *gate
-	once sync.Once
-}
-
-func (e *entrant) Send(v any) error {
-	e.leave()
-	return e.Stream.Send(v)
-}
-
-func (e *entrant) leave() {
-	e.once.Do(func() {
-		e.gate.mu.Lock()
-		defer e.gate.mu.Unlock()
-		e.gate.inside--
-		if e.gate.inside == 0 && e.gate.empty != nil {
-			close(e.gate.empty)
-			e.gate.empty = nil
-		}
-	})
+	return nil
 }
