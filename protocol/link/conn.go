@@ -37,7 +37,9 @@ type recordConn struct {
 	deadline bool // a read deadline is set
 
 	ended   chan struct{} // closed when END was read
-	readEnd chan struct{} // closed when the reader has stopped
+	readEnd chan struct{} // closed when a read has failed
+	closing chan struct{} // closed by Close
+	once    sync.Once     // of Close
 	readErr atomic.Pointer[error]
 
 	// wmu is held across a write to the raw connection, which has a deadline.
@@ -51,7 +53,7 @@ func newRecordConn(g *greeting, peer hello, opt Options) *recordConn {
 	return &recordConn{
 		raw: g.raw, stall: opt.stall(), peer: peer,
 		ready: g.flushed, hello: g, br: g.br,
-		ended: make(chan struct{}), readEnd: make(chan struct{}),
+		ended: make(chan struct{}), readEnd: make(chan struct{}), closing: make(chan struct{}),
 		guard: muxGuard{host: !opt.host},
 		out:   make([]byte, recordHeader, recordHeader+muxHeader+4<<10),
 	}
@@ -203,7 +205,10 @@ func (c *recordConn) writeOut() error {
 	} else {
 		// The peer may have ended the link and closed: its last bytes are
 		// still to be read, and an error here would stop the reader.
-		<-c.readEnd
+		select {
+		case <-c.readEnd:
+		case <-c.closing:
+		}
 	}
 	c.closed = err
 	return err
@@ -234,7 +239,11 @@ func (c *recordConn) end() error {
 
 // Close closes the raw connection, which interrupts a pending read and write.
 func (c *recordConn) Close() error {
-	err := c.raw.Close()
+	var err error
+	c.once.Do(func() {
+		close(c.closing)
+		err = c.raw.Close()
+	})
 	<-c.ready
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"time"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -112,7 +113,7 @@ func attempt(ctx context.Context, c Carrier, ch Channel, id nonce, opt Options) 
 
 // permanent tells errors that another attempt would only repeat.
 func permanent(err error) bool {
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) || errors.Is(err, fs.ErrPermission) {
 		return true
 	}
 	e, ok := errors.AsType[*protocol.Error](err)

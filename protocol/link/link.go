@@ -106,11 +106,11 @@ func newLink(ctx context.Context, conns pair, opt Options) (*Link, error) {
 	}
 	l.wg.Go(l.reap)
 	if err := l.openControl(ctx); err != nil {
-		if reason := l.conns.control.failure(); reason != nil {
-			err = reason
-		}
 		l.fail(err)
 		l.wg.Wait()
+		if reason := conns.control.failure(); reason != nil {
+			err = reason
+		}
 		return nil, fmt.Errorf("open control stream: %w", err)
 	}
 	l.wg.Go(l.sendLoop)

@@ -33,7 +33,7 @@ type SerialPorts struct {
 // NewSerialPorts uses two open ports, which it closes in the end. They must
 // support deadlines, as files opened with O_NONBLOCK do.
 func NewSerialPorts(control, bulk *os.File) *SerialPorts {
-	return &SerialPorts{&port{file: control}, &port{file: bulk}}
+	return &SerialPorts{newPort(control), newPort(bulk)}
 }
 
 // OpenSerialPorts waits until the driver shows both ports and opens them.
@@ -97,13 +97,13 @@ func openNonblock(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Open takes the port of ch; the wait for a host is in the first Write. The
-// connection before it must have been closed.
-func (p *SerialPorts) Open(_ context.Context, ch Channel) (net.Conn, error) {
+// Open takes the port of ch once the connection before it has been closed. The
+// wait for a host is in the first Write.
+func (p *SerialPorts) Open(ctx context.Context, ch Channel) (net.Conn, error) {
 	if ch == Bulk {
-		return p.bulk.take(), nil
+		return p.bulk.take(ctx)
 	}
-	return p.control.take(), nil
+	return p.control.take(ctx)
 }
 
 // Close closes the ports.
@@ -114,13 +114,22 @@ func (p *SerialPorts) Close() error {
 // port is one open port.
 type port struct {
 	file *os.File
-	turn sync.Mutex // held by the connection that uses the port
+	turn chan struct{} // holds a token while a connection uses the port
 }
 
-func (p *port) take() net.Conn {
-	p.turn.Lock()
-	p.file.SetDeadline(time.Time{})
-	return &portConn{port: p}
+func newPort(f *os.File) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
+
+func (p *port) take(ctx context.Context) (net.Conn, error) {
+	select {
+	case p.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the link before: %w", context.Cause(ctx))
+	}
+	if err := p.file.SetDeadline(time.Time{}); err != nil {
+		<-p.turn
+		return nil, err
+	}
+	return &portConn{port: p}, nil
 }
 
 // portConn lends a port to one link. Close interrupts its pending reads and
@@ -183,7 +192,7 @@ func (c *portConn) Close() error {
 	err := c.port.file.SetDeadline(past)
 	c.mu.Unlock()
 	c.ops.Wait()
-	c.port.turn.Unlock()
+	<-c.port.turn
 	return err
 }
 

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -46,8 +47,12 @@ func Unmarshal(b []byte, v any) error {
 // decode decodes what Precheck has passed. The decoder is a new one each time:
 // msgpack.Unmarshal would start a goroutine for ever per pointer type.
 func decode(b []byte, v any) error {
+	if err := checkBudget(b, v); err != nil {
+		return err
+	}
 	if err := msgpack.NewDecoder(bytes.NewReader(b)).Decode(v); err != nil {
 		return protocol.Errorf(protocol.CodeProtocol, "decode %T: %v", v, err)
 	}
+	normalize(reflect.ValueOf(v))
 	return nil
 }
