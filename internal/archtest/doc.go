@@ -1,0 +1,2 @@
+// Package archtest holds the tests of who may import whom (docs/ARCHITECTURE.md).
+package archtest
