@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from . import faults, guest, host, properties
 from .expansion import DAEMON_STEPS, Expansion, Successor
@@ -24,12 +24,12 @@ class Result(NamedTuple):
     quiescent: int
     seconds: float
     complete: bool  # every reachable state was visited
-    violation: Optional[str] = None
-    trace: Tuple[str, ...] = ()  # steps that lead to the violation
-    final: Optional[State] = None
+    violation: str | None = None
+    trace: tuple[str, ...] = ()  # steps that lead to the violation
+    final: State | None = None
 
 
-def successors(scenario: Scenario, packed: Packed, state: State) -> List[Successor]:
+def successors(scenario: Scenario, packed: Packed, state: State) -> list[Successor]:
     """Every step that can be taken from a state."""
     x = Expansion(scenario, packed, state)
     faults.inject(x)
@@ -58,17 +58,17 @@ class _Search:
         self.scenario = scenario
         self.started = time.monotonic()
         first = pack(scenario.initial())
-        self.numbers: Dict[Packed, int] = {first: 0}
-        self.states: List[Packed] = [first]
+        self.numbers: dict[Packed, int] = {first: 0}
+        self.states: list[Packed] = [first]
         self.depths = array("i", [0])
         # How each state was found first: for traces.
         self.parents = array("i", [-1])
-        self.labels: List[str] = [""]
-        self.interned: Dict[str, str] = {}
+        self.labels: list[str] = [""]
+        self.interned: dict[str, str] = {}
         # Steps without faults: for the way to a quiescent state.
         self.sources = array("i")
         self.targets = array("i")
-        self.quiescent: List[int] = []
+        self.quiescent: list[int] = []
 
     def run(self, limit: int) -> Result:
         number = 0
@@ -84,7 +84,7 @@ class _Search:
             return self._result(True, NO_WAY_BACK, stranded)
         return self._result(complete=True)
 
-    def _visit(self, number: int) -> Optional[str]:
+    def _visit(self, number: int) -> str | None:
         packed = self.states[number]
         state = State(*packed)
         violation = properties.safety(self.scenario, state)
@@ -114,7 +114,7 @@ class _Search:
         self.depths.append(self.depths[parent] + 1)
         return number
 
-    def _stranded(self) -> Optional[int]:
+    def _stranded(self) -> int | None:
         """The first state from which no quiescent state can be reached."""
         starts, sources = self._steps_by_target()
         reached = bytearray(len(self.states))
@@ -131,7 +131,7 @@ class _Search:
         stranded = reached.find(0)
         return stranded if stranded >= 0 else None
 
-    def _steps_by_target(self) -> Tuple["array[int]", "array[int]"]:
+    def _steps_by_target(self) -> tuple[array[int], array[int]]:
         """Counting sort: the sources of target t are sources[starts[t]:starts[t+1]]."""
         count = len(self.states)
         starts = array("i", [0]) * (count + 1)
@@ -146,7 +146,7 @@ class _Search:
             free[target] += 1
         return starts, sources
 
-    def _result(self, complete: bool, violation: Optional[str] = None, at: int = 0) -> Result:
+    def _result(self, complete: bool, violation: str | None = None, at: int = 0) -> Result:
         return Result(
             states=len(self.states),
             depth=max(self.depths),
@@ -158,7 +158,7 @@ class _Search:
             final=State(*self.states[at]) if violation else None,
         )
 
-    def _trace(self, number: int) -> Tuple[str, ...]:
+    def _trace(self, number: int) -> tuple[str, ...]:
         steps = []
         while number > 0:
             steps.append(self.labels[number])

@@ -12,8 +12,9 @@ that changes a fresh copy of it:
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Type
+from typing import NamedTuple
 
 from .scenario import OPERATOR_BRANCH_AT, Scenario
 from .state import GuestMessage, Packed, State, pack
@@ -35,7 +36,7 @@ class Expansion:
     def __init__(self, scenario: Scenario, packed: Packed, now: State) -> None:
         self.scenario = scenario
         self.now = now  # the state itself: read only
-        self.successors: List[Successor] = []
+        self.successors: list[Successor] = []
         self._packed = packed
 
     # ---- steps
@@ -64,9 +65,9 @@ class Expansion:
 
     def __exit__(
         self,
-        error: Optional[Type[BaseException]],
-        value: Optional[BaseException],
-        trace: Optional[TracebackType],
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.successors.append(Successor(self._label, self._is_fault, pack(self._copy)))
@@ -103,7 +104,7 @@ class Expansion:
 
 
 DaemonStep = Callable[[Expansion], None]
-DAEMON_STEPS: Dict[str, DaemonStep] = {}
+DAEMON_STEPS: dict[str, DaemonStep] = {}
 
 
 def daemon_step(name: str, needs_target: bool = False) -> Callable[[DaemonStep], DaemonStep]:

@@ -13,7 +13,6 @@ from .state import (
     DOWN,
     DRAINED,
     EMPTY,
-    NO_KEY,
     NO_STEP,
     PARENT,
     PREPARING,

@@ -1,7 +1,7 @@
 """The guest: what it accepts, and what it does by itself (section 2)."""
 from __future__ import annotations
 
-from typing import Callable, Dict
+from collections.abc import Callable
 
 from . import mutants as m
 from .expansion import Expansion
@@ -116,7 +116,7 @@ def _on_attach(scenario: Scenario, s: State, message: HostMessage) -> None:
     s.update(message.to, epoch=max(s.must(message.to).epoch, message.epoch))
 
 
-_HANDLERS: Dict[str, Callable[[Scenario, State, HostMessage], None]] = {
+_HANDLERS: dict[str, Callable[[Scenario, State, HostMessage], None]] = {
     "prepare": _on_prepare,
     "abort": _on_abort,
     "thaw": _on_thaw,

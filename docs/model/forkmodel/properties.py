@@ -15,7 +15,8 @@ The numbers in the reports:
 """
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple
+from collections.abc import Callable
+from typing import Optional
 
 from . import mutants as m
 from .scenario import (
@@ -54,7 +55,7 @@ from .state import (
     State,
 )
 
-Violation = Optional[str]
+Violation = Optional[str]  # noqa: UP045 - evaluated, and for pypy3 of Python 3.9
 Check = Callable[[Scenario, State], Violation]
 
 # No run of the protocol comes near this epoch.
@@ -187,7 +188,7 @@ def _ghosts(scenario: Scenario, s: State) -> Violation:
     return None
 
 
-IN_EVERY_STATE: Tuple[Check, ...] = (
+IN_EVERY_STATE: tuple[Check, ...] = (
     _each_vm,
     _restore_is_exclusive,
     _one_incarnation,
@@ -282,7 +283,7 @@ def _daemon_is_idle(scenario: Scenario, s: State) -> Violation:
     return None if s.step == IDLE else f"stuck at {s.step}"
 
 
-WHEN_QUIESCENT: Tuple[Check, ...] = (
+WHEN_QUIESCENT: tuple[Check, ...] = (
     _daemon_is_up,
     _current_timeline_goes_on,
     _nothing_is_open,
@@ -302,7 +303,7 @@ def quiescence(scenario: Scenario, s: State) -> Violation:
     return _first(WHEN_QUIESCENT, scenario, s)
 
 
-def _first(checks: Tuple[Check, ...], scenario: Scenario, s: State) -> Violation:
+def _first(checks: tuple[Check, ...], scenario: Scenario, s: State) -> Violation:
     for check in checks:
         violation = check(scenario, s)
         if violation:

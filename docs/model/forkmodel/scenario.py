@@ -1,22 +1,22 @@
 """What is fixed during one run of the model."""
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, Tuple
+from collections.abc import Iterable
 
 from . import mutants as m
 from .state import (
     ABSENT,
+    CHILD_A,
     CHILD_KEEP,
     CHILD_RESTORE,
     DAEMON_KILLS,
     EMPTY,
+    IDLE,
     NO_KEY,
     PARENT,
     SANDBOX_RUNNING,
     TEMPORARY,
     UP,
-    IDLE,
-    CHILD_A,
     VM,
     Budget,
     State,
@@ -104,10 +104,10 @@ class Scenario:
         mutants: Iterable[str] = (),
     ) -> None:
         self.mode = mode
-        self.operations: Tuple[str, ...] = tuple(operations)
+        self.operations: tuple[str, ...] = tuple(operations)
         self.faults = faults
-        self.options: FrozenSet[str] = frozenset(options)
-        self.mutants: FrozenSet[str] = frozenset(mutants)
+        self.options: frozenset[str] = frozenset(options)
+        self.mutants: frozenset[str] = frozenset(mutants)
         _refuse_unknown("mode", [mode], MODES)
         _refuse_unknown("operation", self.operations, OPERATIONS)
         _refuse_unknown("option", self.options, OPTIONS)
@@ -143,7 +143,7 @@ class Scenario:
             return not held and not waking
         return False
 
-    def without_garbage(self, state: State) -> Tuple[int, ...]:
+    def without_garbage(self, state: State) -> tuple[int, ...]:
         """The checkpoints without temporary directories and captures to which nothing refers."""
         keep = m.INTERNAL_CAPTURES_KEPT in self.mutants
         return tuple(

@@ -1,9 +1,10 @@
 """The state of the model: virtual machines, messages, journal and daemon."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Callable, FrozenSet, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 # The slots for VMs. PARENT is the timeline that is current at first, in its
 # committed incarnation; SUCCESSOR its next incarnation, loaded and not yet
@@ -110,6 +111,9 @@ class GuestMessage(NamedTuple):
         return f"{self.kind}({self.number}) of {self.sender}"
 
 
+# The messages, by their names in protocol/messages.go.
+
+
 def prepare(to: str, freeze: int, key: int) -> HostMessage:
     return HostMessage("prepare", to, freeze=freeze, key=key)
 
@@ -203,9 +207,9 @@ DAEMON_KILLS = 2
 # Facts that the current step of the daemon remembers.
 SENT_THAW = ("sent", "thaw")
 SENT_OUTCOME = ("sent", "outcome")
-Note = Tuple[str, Any]
-Packed = Tuple[Any, ...]
-EMPTY: FrozenSet[Any] = frozenset()
+Note = tuple[str, Any]
+Packed = tuple[Any, ...]
+EMPTY: frozenset[Any] = frozenset()
 
 
 def done(slot: str) -> Note:
@@ -237,35 +241,35 @@ class State:
     step: str  # what the daemon does next
     operation: int  # key of the operation, NO_KEY when idle
     freeze: int  # its freeze number
-    capture: Optional[Capture]
-    notes: FrozenSet[Note]
+    capture: Capture | None
+    notes: frozenset[Note]
     payload_known: bool
     target: str  # the VM that the operation acts on
-    journal_resumes_at: Optional[str]  # where an unclear journal write leads
+    journal_resumes_at: str | None  # where an unclear journal write leads
 
     # Virtual machines and messages.
-    parent: Optional[VM]
-    child_a: Optional[VM]
-    child_b: Optional[VM]
-    replacement: Optional[VM]
-    successor: Optional[VM]
-    to_guests: FrozenSet[HostMessage]
-    to_host: FrozenSet[GuestMessage]
+    parent: VM | None
+    child_a: VM | None
+    child_b: VM | None
+    replacement: VM | None
+    successor: VM | None
+    to_guests: frozenset[HostMessage]
+    to_host: frozenset[GuestMessage]
 
     # The journal and the checkpoint store.
     last_freeze: int
     parent_epoch: int
     child_epoch: int  # of the stream of child A
-    vm_records: FrozenSet[str]
-    streams: FrozenSet[str]
-    checkpoints: Tuple[int, ...]  # stage, by operation; the last is child A's
-    op_record: Optional[OpRecord]
+    vm_records: frozenset[str]
+    streams: frozenset[str]
+    checkpoints: tuple[int, ...]  # stage, by operation; the last is child A's
+    op_record: OpRecord | None
     sandbox: str
     current: str  # slot of the current timeline
-    live: FrozenSet[str]  # live timelines
-    results: FrozenSet[str]  # branch slots that have a result
-    hibernated: Optional[Hibernated]
-    kept: Optional[Capture]  # kept checkpoint in the result of child A
+    live: frozenset[str]  # live timelines
+    results: frozenset[str]  # branch slots that have a result
+    hibernated: Hibernated | None
+    kept: Capture | None  # kept checkpoint in the result of child A
     slot_holder: str  # who holds the branch slot of child A
     incarnation: int
 
@@ -273,8 +277,9 @@ class State:
     next_operation: int
     budget: Budget
 
-    # Ghosts: what the properties need to remember. No rule reads them.
-    committed: FrozenSet[int]  # keys of committed operations
+    # History. Only properties and mutants read it, and of `committed` the
+    # question whether a branch still refers to its capture.
+    committed: frozenset[int]  # keys of committed operations
     epoch_before_move: int
     incarnation_ran: bool  # an incarnation of the present capture has run
     host_crashed: bool
@@ -283,7 +288,7 @@ class State:
 
     # ---- virtual machines
 
-    def vm(self, slot: str) -> Optional[VM]:
+    def vm(self, slot: str) -> VM | None:
         return getattr(self, slot)  # type: ignore[no-any-return]
 
     def must(self, slot: str) -> VM:
@@ -351,7 +356,7 @@ class State:
         else:
             self.parent_epoch += 1
 
-    def owners(self) -> FrozenSet[str]:
+    def owners(self) -> frozenset[str]:
         """Timelines that own a stream: live ones and a hibernated one."""
         return self.live | {PARENT} if self.hibernated else self.live
 

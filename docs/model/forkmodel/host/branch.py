@@ -1,8 +1,6 @@
 """Branch of two, in one wave or two, here or at a checkpoint (section 7)."""
 from __future__ import annotations
 
-from typing import List, Tuple
-
 from .. import mutants as m
 from ..expansion import Expansion, daemon_step
 from ..scenario import BRANCH_MIN_OK, BRANCH_WAVES, OPERATOR_BRANCH_AT
@@ -34,7 +32,7 @@ from .finish import record_finish
 from .journal import commit
 
 
-def _first_wave(x: Expansion) -> Tuple[str, ...]:
+def _first_wave(x: Expansion) -> tuple[str, ...]:
     return (CHILD_A,) if x.kind == BRANCH_WAVES else CHILDREN
 
 
@@ -67,7 +65,7 @@ def load_wave(x: Expansion) -> None:
     x.drop_messages()
 
 
-def _load_next(x: Expansion, slots: List[str]) -> bool:
+def _load_next(x: Expansion, slots: list[str]) -> bool:
     for slot in slots:
         if x.now.vm(slot) is not None:
             continue
@@ -83,7 +81,7 @@ def _load_next(x: Expansion, slots: List[str]) -> bool:
     return False
 
 
-def _notice_death(x: Expansion, slots: List[str]) -> bool:
+def _notice_death(x: Expansion, slots: list[str]) -> bool:
     for slot in slots:
         if not x.now.alive(slot):
             with x.step(f"daemon notices that {slot} died, removes its records") as s:

@@ -42,7 +42,6 @@ from ..state import (
     thawed,
 )
 
-
 # ---- prepare
 
 

@@ -1,7 +1,6 @@
 """The daemon between operations: it takes calls and watches its VMs."""
 from __future__ import annotations
 
-from .. import mutants as m
 from ..expansion import Expansion, daemon_step
 from ..scenario import BRANCHES_AT, LLM_QUERY, OPERATOR_KINDS, Scenario
 from ..state import (
@@ -13,6 +12,7 @@ from ..state import (
     HIBERNATED,
     NO_KEY,
     PARENT,
+    RUNNING,
     SANDBOX_RUNNING,
     SLOTS,
     STOPPED,
@@ -63,7 +63,7 @@ def _watch_current(x: Expansion) -> None:
 
 def _parent_is_current_and_runs(x: Expansion) -> bool:
     parent = x.now.parent
-    return x.now.current == PARENT and parent is not None and parent.alive and parent.guest == "running"
+    return x.now.current == PARENT and parent is not None and parent.alive and parent.guest == RUNNING
 
 
 def _take_operator_request(x: Expansion) -> None:
@@ -88,7 +88,7 @@ def _take_parent_call(x: Expansion) -> None:
 
 def _wake(x: Expansion) -> None:
     hibernated = x.now.hibernated
-    if hibernated and x.now.sandbox == HIBERNATED and x.now.loss != "hibernated timeline":
+    if hibernated and x.now.sandbox == HIBERNATED:
         with x.step("daemon wakes the hibernated timeline") as s:
             s.operation = hibernated.operation
             s.freeze = hibernated.freeze
@@ -104,7 +104,7 @@ def _take_child_call(x: Expansion) -> None:
     if CHILD_A not in now.live or not now.alive(CHILD_A) or now.op_record:
         return
     child = now.must(CHILD_A)
-    if child.guest == "running" and child.pending in (CHILD_KEEP, CHILD_RESTORE):
+    if child.guest == RUNNING and child.pending in (CHILD_KEEP, CHILD_RESTORE):
         with x.step(f"daemon takes {x.scenario.kind(child.pending)} of child_a") as s:
             start_operation(x.scenario, s, child.pending, CHILD_A)
 

@@ -1,7 +1,7 @@
 """Commits: journal writes that succeed, fail, or leave it unclear (section 9)."""
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 from .. import mutants as m
 from ..expansion import Expansion, daemon_step

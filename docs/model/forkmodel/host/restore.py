@@ -87,7 +87,8 @@ def undo(x: Expansion) -> None:
 
 @daemon_step("restore-commit")
 def commit_restore(x: Expansion) -> None:
-    commit(x, "restore: the replacement is live, the old timeline ended", lambda s: _write_restore(x, s), "restore-kill-old", "restore-undo")
+    label = "restore: the replacement is live, the old timeline ended"
+    commit(x, label, lambda s: _write_restore(x, s), "restore-kill-old", "restore-undo")
 
 
 def _write_restore(x: Expansion, s: State) -> None:

@@ -1,7 +1,7 @@
 """Settle: after a failed or unclear prepare, and by recovery (section 3)."""
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 from .. import mutants as m
 from ..expansion import Expansion, daemon_step
