@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -30,9 +31,20 @@ type SerialPorts struct {
 	control, bulk *port
 }
 
-// NewSerialPorts uses two open ports, which it closes in the end. They must
-// support deadlines, as files opened with O_NONBLOCK do.
-func NewSerialPorts(control, bulk *os.File) *SerialPorts {
+// Port is an open virtio-serial port: an *os.File opened with O_NONBLOCK, so
+// that its deadlines work.
+type Port interface {
+	io.ReadWriteCloser
+	SetDeadline(time.Time) error
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	Name() string
+}
+
+var _ Port = (*os.File)(nil)
+
+// NewSerialPorts uses two open ports, which Close closes.
+func NewSerialPorts(control, bulk Port) *SerialPorts {
 	return &SerialPorts{newPort(control), newPort(bulk)}
 }
 
@@ -113,11 +125,11 @@ func (p *SerialPorts) Close() error {
 
 // port is one open port.
 type port struct {
-	file *os.File
+	file Port
 	turn chan struct{} // holds a token while a connection uses the port
 }
 
-func newPort(f *os.File) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
+func newPort(f Port) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
 
 func (p *port) take(ctx context.Context) (net.Conn, error) {
 	select {

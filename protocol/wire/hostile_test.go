@@ -166,13 +166,10 @@ func amplifiers() map[string]func(n int) (body []byte, into any) {
 func TestMemoryIsBounded(t *testing.T) {
 	for name, make := range amplifiers() {
 		body, into := make(1 << 20)
-		var err error
-		got := allocated(func() { err = wire.Unmarshal(body, into) })
+		// Some are refused, some are cheap enough to be decoded.
+		got := allocated(func() { wire.Unmarshal(body, into) })
 		if limit := allowed(len(body)); got > limit {
 			t.Errorf("%s: %d bytes took %d, want at most %d", name, len(body), got, limit)
-		}
-		if err == nil && got > allowed(len(body)) {
-			t.Errorf("%s: accepted", name)
 		}
 		// What people really send is not near the bound.
 		body, into = make(200)
