@@ -75,6 +75,43 @@ func TestScanWaysAgree(t *testing.T) {
 	}
 }
 
+// More ranges than fit one call of the kernel or one batch of a capture, with
+// zero pages between.
+func TestManyScatteredPages(t *testing.T) {
+	t.Parallel()
+	b := newBase(t, 64*mib)
+	f := memfd(t, b)
+	p := start(t, "private", f, whole(b))
+	for i := 0; i < 64*mib/page; i += 2 {
+		p.do(t, "%s %d 1 3", []string{"fill", "fill", "zero"}[i%3], i*page)
+	}
+	p.do(t, "fill %d 3 4", 4001*page)
+	p.do(t, "zero %d 700 4", 5000*page)
+	regions, err := memory.Regions(p.pid, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byRead, err := memory.ScanPagemap(p.pid, regions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byIoctl, err := memory.ScanIoctl(p.pid, regions)
+	if err != nil && !errors.Is(err, unix.ENOTTY) {
+		t.Fatal(err)
+	}
+	if err == nil && !slices.Equal(byRead, byIoctl) {
+		t.Error("pagemap and PAGEMAP_SCAN differ")
+	}
+	d := capture(t, p, b)
+	c := start(t, "private", f, whole(b))
+	if err := d.Apply(t.Context(), c.pid, b); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(p.memory(t, b), c.memory(t, b)) {
+		t.Error("the copy differs")
+	}
+}
+
 // Each generation starts from the capture of the one before and writes more;
 // what a child sees must be what its parent saw.
 func TestGenerations(t *testing.T) {

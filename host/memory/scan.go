@@ -149,10 +149,12 @@ func scanIoctl(pagemap *os.File, start, end uint64, found func(start, end uint64
 		for _, r := range vec[:n] {
 			found(r.start, r.end)
 		}
-		if arg.walkEnd <= start {
-			return fmt.Errorf("PAGEMAP_SCAN stopped at %#x: %w", start, os.ErrProcessDone)
+		if n < uintptr(len(vec)) {
+			return nil
 		}
-		start = arg.walkEnd
+		// Not from walk_end: where the kernel needed several rounds, it may be
+		// that of an earlier one, and what follows would be found twice.
+		start = vec[n-1].end
 	}
 	return nil
 }
