@@ -20,7 +20,8 @@
 //
 // Each output stream has a bounded ring. A byte leaves the ring only when the
 // host has acknowledged it; while the ring is full nothing is read, so that
-// the pipe fills and the program blocks. Rings grow with use out of one budget
+// the pipe fills and the program blocks; a host that attaches again should first
+// acknowledge what it has. Rings grow with use out of one budget
 // for all programs; when that is used up they stay small. A last part of
 // standard error (on a terminal: of the output) outlives acknowledgement.
 //

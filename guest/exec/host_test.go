@@ -69,6 +69,7 @@ type host struct {
 	t      testing.TB
 	end    *end
 	served chan struct{}
+	read   chan struct{} // closed when the host has read all
 
 	mu      sync.Mutex
 	started *protocol.ExecStarted
@@ -88,27 +89,26 @@ type hostOptions struct {
 func attach(t testing.TB, m *exec.Manager, open protocol.ExecOpen, opt hostOptions) *host {
 	t.Helper()
 	guest, end := newStream()
-	h := &host{t: t, end: end, served: make(chan struct{}), from: [2]uint64{open.Stdout, open.Stderr}, news: make(chan struct{})}
+	h := &host{t: t, end: end, served: make(chan struct{}), read: make(chan struct{}), from: [2]uint64{open.Stdout, open.Stderr}, news: make(chan struct{})}
 	go func() {
 		defer close(h.served)
 		m.Serve(context.Background(), open, guest)
 	}()
-	read := make(chan struct{})
 	go func() {
-		defer close(read)
-		for h.read(opt) {
+		defer close(h.read)
+		for h.next(opt) {
 			continue
 		}
 	}()
 	t.Cleanup(func() {
 		end.Close()
 		<-h.served
-		<-read
+		<-h.read
 	})
 	return h
 }
 
-func (h *host) read(opt hostOptions) bool {
+func (h *host) next(opt hostOptions) bool {
 	var f protocol.ExecFrame
 	err := h.end.Receive(&f)
 	h.mu.Lock()
@@ -212,6 +212,7 @@ func (h *host) input(off uint64, data string, last bool) {
 func (h *host) detach() {
 	h.end.Close()
 	<-h.served
+	<-h.read
 }
 
 func (h *host) stdout() string {

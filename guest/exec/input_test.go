@@ -150,13 +150,14 @@ func TestTerminal(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, exec.Config{})
 	s := &protocol.ExecSpec{TTY: true, Stdin: true, Rows: 30, Columns: 100, Argv: []string{"sh", "-c",
-		`trap 'stty size; echo resized' WINCH; tty >/dev/null && echo terminal $TERM; stty size; echo err >&2; read line; echo "[$line]"; until read line; do :; done; exit 6`}}
+		`trap 'r=1' WINCH; tty >/dev/null && echo terminal $TERM; stty size; echo err >&2
+while [ -z "$r" ]; do sleep 0.01; done; stty size; read line; echo "[$line]"; cat; exit 6`}}
 	h, id := start(t, m, s)
 	h.waitOutput("terminal xterm-256color\r\n30 100\r\nerr\r\n")
 	h.send(protocol.ExecFrame{Resize: &protocol.ExecResize{Rows: 50, Columns: 120}})
+	h.waitOutput("50 120\r\n")
 	h.input(0, "word\n", false)
 	h.waitOutput("[word]")
-	h.waitOutput("50 120\r\nresized")
 	h.input(5, "bye\n", true)
 	if e := h.wait(); e.Status.Code != 6 || e.Stderr != 0 || h.stderr() != "" {
 		t.Errorf("exit: %s", h)

@@ -199,15 +199,18 @@ func (c *session) output(i int) *protocol.ExecOutput {
 
 // receive handles what the host sends until the stream's end.
 func (c *session) receive() {
-	for {
+	for failed := false; ; {
 		var f protocol.ExecFrame
 		if c.stream.Receive(&f) != nil {
 			c.end()
 			return
 		}
+		if failed {
+			continue // so that the host is not stuck before it reads the error
+		}
 		if err := c.handle(&f); err != nil {
 			c.fail(err)
-			return
+			failed = true
 		}
 	}
 }
