@@ -188,9 +188,6 @@ func TestRefreshAndRemove(t *testing.T) {
 // checks that the next one cleans up and succeeds.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("RATOON_IMAGE_CHILD") != "" {
-		t.Skip("only in the parent")
-	}
 	for _, label := range []string{"image:fsync", "image:fsync#2", "image:manifest", "image:rename"} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
