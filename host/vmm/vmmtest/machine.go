@@ -27,8 +27,8 @@ type suite struct {
 	driver   vmm.Driver
 	fixtures Fixtures
 	uid      int
-	rootfs   string
-	template *template // of 256 MiB, shared by the tests
+	rootfs   string    // holds diskMark
+	template *template // of 256 MiB, with a region of regionPages of seed 1
 }
 
 // template is a base with the device state that belongs to it.
