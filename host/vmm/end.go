@@ -12,9 +12,9 @@ type Reason string
 
 // The reasons.
 const (
-	// ReasonKilled: by a signal, Kill's or another's.
+	// ReasonKilled: by SIGKILL, from Kill or anybody else.
 	ReasonKilled Reason = "killed"
-	// ReasonExited: the VMM gave up; see the log's tail.
+	// ReasonExited: the VMM gave up or crashed; see status and log.
 	ReasonExited Reason = "exited"
 	// ReasonReset, ReasonPoweroff, ReasonPanic: the guest's doing.
 	ReasonReset    Reason = "guest reset"

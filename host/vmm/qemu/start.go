@@ -162,8 +162,7 @@ func (v *VM) abandon(err error) error {
 	<-v.done
 	rmErr := v.remove()
 	end := v.end
-	var code *protocol.Error
-	if !errors.As(err, &code) {
+	if _, ok := errors.AsType[*protocol.Error](err); !ok {
 		err = fmt.Errorf("%w: %w", protocol.Errorf(protocol.CodeUnavailable, "QEMU did not start"), err)
 	}
 	if end.Reason != vmm.ReasonKilled || end.Log != "" {

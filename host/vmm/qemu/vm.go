@@ -162,7 +162,7 @@ func (v *VM) why() vmm.Reason {
 		return vmm.ReasonPanic
 	case v.reason != "":
 		return v.reason
-	case status.Signaled():
+	case status.Signaled() && status.Signal() == syscall.SIGKILL:
 		return vmm.ReasonKilled
 	}
 	return vmm.ReasonExited
