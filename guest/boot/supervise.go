@@ -155,7 +155,7 @@ func (s *supervisor) save(r keep.Record) {
 
 func describe(status unix.WaitStatus) error {
 	if status.Signaled() {
-		return fmt.Errorf("killed by %v", unix.SignalName(status.Signal()))
+		return fmt.Errorf("killed by signal %d (%v)", int(status.Signal()), status.Signal())
 	}
 	return fmt.Errorf("exit status %d", status.ExitStatus())
 }

@@ -50,6 +50,19 @@ func buildAgentd(t *testing.T) string {
 	return path
 }
 
+// testRoot is the built-in image, or the one that RATOON_TEST_ROOT names.
+func testRoot(t *testing.T, cache *image.Cache) string {
+	t.Helper()
+	if path := os.Getenv("RATOON_TEST_ROOT"); path != "" {
+		return path
+	}
+	root, err := cache.Builtin(t.Context(), image.BuiltinOptions{})
+	if err != nil {
+		t.Skipf("no guest image: %v", err)
+	}
+	return root.Path
+}
+
 func startVM(t *testing.T, cmdline string) *vm {
 	t.Helper()
 	qemu, err := exec.LookPath("qemu-system-x86_64")
@@ -61,10 +74,7 @@ func startVM(t *testing.T, cmdline string) *vm {
 	if err != nil {
 		t.Skipf("no guest kernel: %v", err)
 	}
-	root, err := cache.Builtin(t.Context(), image.BuiltinOptions{})
-	if err != nil {
-		t.Skipf("no guest image: %v", err)
-	}
+	root := testRoot(t, cache)
 	dir, err := os.MkdirTemp("", "vm") // short, for the sockets
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +95,7 @@ func startVM(t *testing.T, cmdline string) *vm {
 		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256", "-smp", "1",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:" + v.console,
 		"-kernel", kernel.Path, "-initrd", initrd, "-append", image.Cmdline + " ratoon.debug " + cmdline,
-		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + root.Path, "-device", "virtio-blk-pci,drive=root",
+		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + root, "-device", "virtio-blk-pci,drive=root",
 		"-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
 	}
 	args = append(append(args, port("control")...), port("bulk")...)
