@@ -237,6 +237,12 @@ func (c *recordConn) end() error {
 	return nil
 }
 
+func (c *recordConn) endWritten() bool {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	return errors.Is(c.closed, errEnded)
+}
+
 // Close closes the raw connection, which interrupts a pending read and write.
 func (c *recordConn) Close() error {
 	var err error

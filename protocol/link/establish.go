@@ -28,6 +28,7 @@ type opened struct {
 // both: when the peer started anew between the two handshakes, the older
 // connection is opened again.
 func establish(ctx context.Context, c Carrier, opt Options) (pair, error) {
+	caller := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	id := newNonce()
@@ -48,8 +49,11 @@ func establish(ctx context.Context, c Carrier, opt Options) (pair, error) {
 				older.conn.Close()
 			}
 			for ; running > 0; running-- {
-				if r := <-results; r.conn != nil {
-					r.conn.Close()
+				other := <-results
+				if other.conn != nil {
+					other.conn.Close()
+				} else if other.ch == Control && caller.Err() != nil {
+					r = other // both ran out of time; control comes first
 				}
 			}
 			return pair{}, r.err
@@ -120,7 +124,20 @@ func permanent(err error) bool {
 	return ok && e.Code == protocol.CodeProtocol
 }
 
-// unavailable names the stage that was reached when the time was over.
+// unavailable is the error of a time that is over: it names the stage that was
+// reached and wraps the cause.
 func unavailable(cause, last error) error {
-	return fmt.Errorf("%w (%w)", protocol.Errorf(protocol.CodeUnavailable, "%v", last), cause)
+	text := last.Error()
+	if !errors.Is(last, cause) {
+		text += ": " + cause.Error()
+	}
+	return &stageError{protocol.Errorf(protocol.CodeUnavailable, "%s", text), cause}
 }
+
+type stageError struct {
+	stage *protocol.Error
+	cause error
+}
+
+func (e *stageError) Error() string   { return e.stage.Message }
+func (e *stageError) Unwrap() []error { return []error{e.stage, e.cause} }

@@ -83,13 +83,16 @@ func (g *greeting) read(ctx context.Context, afterWrite bool) (hello, error) {
 		}
 	}
 	var acked nonce
-	for discarded := 0; ; {
-		h, skipped, err := g.next()
+	for consumed := 0; ; {
+		h, n, err := g.next()
 		if err != nil {
 			return hello{}, fmt.Errorf("await handshake: %w", err)
 		}
-		if discarded += skipped; discarded > maxDiscard {
+		if consumed += n; consumed > maxDiscard {
 			return hello{}, violation("no handshake within %d bytes", maxDiscard)
+		}
+		if h.typ == 0 {
+			continue
 		}
 		mine := h.typ == recordACK && h.seen == g.own.own
 		if h.typ == recordSYN || mine && h.own != acked {
@@ -102,29 +105,29 @@ func (g *greeting) read(ctx context.Context, afterWrite bool) (hello, error) {
 	}
 }
 
-// next finds the next SYN or ACK and says how many bytes it skipped; at most
-// one buffer's length, with a zero hello when there was none in it.
-func (g *greeting) next() (h hello, skipped int, err error) {
-	for skipped < maxRecord {
+// next finds the next SYN or ACK and says how many bytes it consumed; at most
+// about one buffer's length, with a zero hello when there was none in it.
+func (g *greeting) next() (h hello, consumed int, err error) {
+	for consumed < maxRecord {
 		if _, err := g.br.Peek(1); err != nil {
-			return h, skipped, noEOF(err)
+			return h, consumed, noEOF(err)
 		}
 		b, _ := g.br.Peek(g.br.Buffered())
 		h, need := parseHello(b)
 		switch {
 		case h.typ != 0:
 			g.br.Discard(need)
-			return h, skipped, nil
+			return h, consumed + need, nil
 		case need > len(b):
 			if _, err := g.br.Peek(need); err != nil {
-				return h, skipped, noEOF(err)
+				return h, consumed, noEOF(err)
 			}
 		default:
 			g.br.Discard(1)
-			skipped++
+			consumed++
 		}
 	}
-	return hello{}, skipped, nil
+	return hello{}, consumed, nil
 }
 
 func noEOF(err error) error {

@@ -179,6 +179,9 @@ func (l *Link) watch(s *yamux.Session, c *recordConn, take func(*yamux.Stream)) 
 			continue // the stream was gone before it could be acknowledged
 		}
 		s.Close() // waits for both of the session's goroutines
+		if c.endWritten() {
+			return // End says how the link is over
+		}
 		if reason := c.failure(); reason != nil {
 			err = reason
 		} else if isClosed(c.ended) {
@@ -187,9 +190,23 @@ func (l *Link) watch(s *yamux.Session, c *recordConn, take func(*yamux.Stream)) 
 			}
 			return
 		}
+		if errors.Is(err, yamux.ErrSessionShutdown) {
+			err = sessionError(s)
+		}
 		l.fail(muxError(err))
 		return
 	}
+}
+
+// sessionError is why a session ended that is over. AcceptStream tells it once
+// the streams are used up that nobody took.
+func sessionError(s *yamux.Session) error {
+	for range protocol.MaxStreams {
+		if _, err := s.AcceptStream(); err != nil && !errors.Is(err, yamux.ErrSessionShutdown) {
+			return err
+		}
+	}
+	return yamux.ErrSessionShutdown
 }
 
 func isClosed(ch <-chan struct{}) bool {

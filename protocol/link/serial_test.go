@@ -167,7 +167,7 @@ func TestSerialHostVanishes(t *testing.T) {
 	startEcho(t, s.Guest())
 	for n := 0; n < 250; n += 3 {
 		c := &cutCarrier{s.Host(), map[link.Channel]int{link.Control: n, link.Bulk: 250 - n}}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		if l, err := link.Connect(ctx, c, link.Options{}); err == nil {
 			ping(ctx, l, 7)
 			l.Close()

@@ -86,7 +86,9 @@ func (l *Link) takeStream(mux *yamux.Stream) {
 
 func (l *Link) readOpen(st *Stream) {
 	var open protocol.Open
-	body, _, err := l.readFrame(st.mux, time.Now().Add(l.opt.stall()), protocol.MaxControlFrame)
+	limit := time.Now().Add(l.opt.stall())
+	st.mux.SetReadDeadline(limit)
+	body, _, err := l.readFrame(st.mux, limit, protocol.MaxControlFrame)
 	if err == nil {
 		err = wire.Unmarshal(body, &open)
 	}
