@@ -9,8 +9,9 @@ import (
 
 const redacted = "[redacted]"
 
-// Secret is a value that no log, format verb or encoder shows.
-type Secret struct{ value string }
+// Secret is a value that no log, format verb or encoder shows. It is behind a
+// pointer, since fmt shows the fields for %p whatever the methods say.
+type Secret struct{ value *string }
 
 var (
 	_ slog.LogValuer = Secret{}
@@ -18,13 +19,18 @@ var (
 )
 
 // NewSecret hides value.
-func NewSecret(value string) Secret { return Secret{value} }
+func NewSecret(value string) Secret { return Secret{&value} }
 
 // IsZero tells that there is no value.
-func (s Secret) IsZero() bool { return s.value == "" }
+func (s Secret) IsZero() bool { return s.Reveal() == "" }
 
 // Reveal returns the value, for the request that needs it.
-func (s Secret) Reveal() string { return s.value }
+func (s Secret) Reveal() string {
+	if s.value == nil {
+		return ""
+	}
+	return *s.value
+}
 
 // LogValue hides the value from slog.
 func (Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
@@ -40,8 +46,8 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // redact cuts the value out of a text that someone else wrote.
 func (s Secret) redact(text string) string {
-	if s.value == "" {
+	if s.IsZero() {
 		return text
 	}
-	return strings.ReplaceAll(text, s.value, redacted)
+	return strings.ReplaceAll(text, s.Reveal(), redacted)
 }
