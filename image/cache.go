@@ -48,9 +48,7 @@ type Cache struct {
 // New makes a Cache. It does no I/O.
 func New(opt Options) *Cache {
 	c := &Cache{opt: opt, log: opt.Log}
-	if c.opt.Progress == nil {
-		c.opt.Progress = func(string, int64, int64) {}
-	}
+	c.opt.Progress = serial(opt.Progress)
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}

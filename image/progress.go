@@ -8,8 +8,22 @@ import (
 )
 
 // Progress is told what a build is doing. done and total count steps or bytes
-// of the stage; total is 0 where it is not known. It must not block.
+// of the stage; total is 0 where it is not known. A Cache calls it from one
+// goroutine at a time. It must not block, nor use that Cache.
 type Progress func(stage string, done, total int64)
+
+// serial makes p, which may be nil, safe for the goroutines of a build.
+func serial(p Progress) Progress {
+	if p == nil {
+		return func(string, int64, int64) {}
+	}
+	var mu sync.Mutex
+	return func(stage string, done, total int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		p(stage, done, total)
+	}
+}
 
 // Terminal reports each new stage as one line on w.
 func Terminal(w io.Writer) Progress {
