@@ -49,7 +49,8 @@ missing_packages() {
 
 go_is_new_enough() {
 	local have
-	have=$(go env GOVERSION 2>/dev/null) || return 1
+	# Outside the module, where go is not asked to become another release.
+	have=$(cd / && GOTOOLCHAIN=local go env GOVERSION 2>/dev/null) || return 1
 	have=${have#go}
 	[ "$(printf '%s\n' "$go_oldest" "$have" | sort -V | head -n 1)" = "$go_oldest" ]
 }
@@ -81,12 +82,23 @@ install_go() {
 	install -t "$suite" golang-go
 }
 
+# fetch_toolchain lets go fetch the release that go.mod names, if it is older.
+fetch_toolchain() {
+	local said
+	cd "$(dirname "${BASH_SOURCE[0]}")/.."
+	if ! said=$(GOTOOLCHAIN=${GOTOOLCHAIN:-auto} go version 2>&1); then
+		die "cannot get the Go release that go.mod names (it comes from proxy.golang.org): $said"
+	fi
+	said=${said##*$'\n'}
+	say "done: ${said#go version }, $(qemu-system-x86_64 --version | head -n 1)"
+}
+
 main() {
 	local packages need_go=no
 	mapfile -t packages < <(missing_packages)
 	go_is_new_enough || need_go=yes
 	if [ ${#packages[@]} -eq 0 ] && [ $need_go = no ]; then
-		say "all there: $(go env GOVERSION), $(qemu-system-x86_64 --version | head -n 1)"
+		fetch_toolchain
 		return
 	fi
 	[ ${#packages[@]} -eq 0 ] || say "missing: ${packages[*]}"
@@ -108,7 +120,7 @@ main() {
 	mapfile -t packages < <(missing_packages)
 	[ ${#packages[@]} -eq 0 ] || die "still missing after the installation: ${packages[*]}"
 	go_is_new_enough || die "Go is still missing or older than $go_oldest: see https://go.dev/dl/"
-	say "done: $(go env GOVERSION), $(qemu-system-x86_64 --version | head -n 1)"
+	fetch_toolchain
 }
 
 main "$@"
