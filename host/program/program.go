@@ -157,6 +157,10 @@ func (p *Program) attach(ctx context.Context, src Source, place Place) (exit *pr
 			return nil, progress, &refusal{f.Error}
 		case f.Started != nil:
 			p.use(st)
+			// What was taken on an earlier link need not be kept any longer.
+			if err := p.ack(st, place); err != nil {
+				return nil, progress, err
+			}
 			if p.input != nil {
 				taken := f.Started.Stdin
 				helpers.Go(func() { p.input.feed(st, place.Timeline, taken, ended) })
@@ -167,8 +171,7 @@ func (p *Program) attach(ctx context.Context, src Source, place Place) (exit *pr
 			if err := p.write(place.Timeline, f.Output); err != nil {
 				return nil, progress, err
 			}
-			at := p.position(place)
-			if err := st.Send(protocol.ExecFrame{Ack: &protocol.ExecAck{Stdout: at.Stdout, Stderr: at.Stderr}}); err != nil {
+			if err := p.ack(st, place); err != nil {
 				return nil, progress, err
 			}
 		case f.Exit != nil:
@@ -176,6 +179,11 @@ func (p *Program) attach(ctx context.Context, src Source, place Place) (exit *pr
 			return f.Exit, true, nil
 		}
 	}
+}
+
+func (p *Program) ack(st Stream, place Place) error {
+	at := p.position(place)
+	return st.Send(protocol.ExecFrame{Ack: &protocol.ExecAck{Stdout: at.Stdout, Stderr: at.Stderr}})
 }
 
 func (p *Program) started() bool {
