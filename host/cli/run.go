@@ -194,7 +194,7 @@ func (r *running) start(ctx context.Context, broker *llm.Broker, spec sandbox.Sp
 		r.children.start(l)
 	})
 	r.children.lines = lines
-	deps := sandbox.Deps{Machines: r.engine, Checkpoints: r.engine.Store(), Observe: lines.Observe, Log: r.log}
+	deps := sandbox.Deps{Machines: r.engine, Checkpoints: r.engine.Store(), Observe: lines.Observe, Log: r.private.log}
 	if broker != nil {
 		deps.Models = models{broker}
 	}

@@ -53,6 +53,8 @@ type Call struct {
 	Timeline protocol.TimelineID
 	Key      protocol.Key
 	Args     protocol.LLMArgs
+	// Ledger counts this call; nil: that of the Options.
+	Ledger Ledger
 }
 
 const maxModelName = 256
@@ -136,12 +138,16 @@ func (b *Broker) Query(ctx context.Context, call Call) (protocol.LLMResult, erro
 	defer cancel(nil)
 	defer context.AfterFunc(b.ctx, func() { cancel(context.Cause(b.ctx)) })()
 
-	if err := b.opt.Ledger.Reserve(ctx, call.Timeline, call.Key, n); err != nil {
+	ledger := call.Ledger
+	if ledger == nil {
+		ledger = b.opt.Ledger
+	}
+	if err := ledger.Reserve(ctx, call.Timeline, call.Key, n); err != nil {
 		return protocol.LLMResult{}, err
 	}
 	completions, usage := b.run(ctx, call.Args)
 	cause := context.Cause(ctx)
-	if err := b.opt.Ledger.Settle(context.WithoutCancel(ctx), call.Timeline, call.Key, usage); err != nil {
+	if err := ledger.Settle(context.WithoutCancel(ctx), call.Timeline, call.Key, usage); err != nil {
 		return protocol.LLMResult{}, err
 	}
 	b.opt.Log.Debug("model call", "timeline", call.Timeline, "key", call.Key.String(), "prompts", n)
