@@ -154,8 +154,9 @@ func (l *Link) Receive(ctx context.Context) (protocol.Message, error) {
 // receiveLoop reads messages until the control stream is at its end.
 func (l *Link) receiveLoop() {
 	defer close(l.inbound)
+	in := reader{mux: l.stream}
 	for {
-		body, _, err := l.readFrame(l.stream, time.Time{}, protocol.MaxControlFrame)
+		body, _, err := l.readFrame(&in, protocol.MaxControlFrame)
 		if err != nil {
 			if !l.control.IsClosed() {
 				l.fail(fmt.Errorf("read message: %w", streamFailure(err)))

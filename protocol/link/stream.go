@@ -28,8 +28,11 @@ type Stream struct {
 	recvMu sync.Mutex // one frame at a time; guards torn
 	torn   error      // why the rest of a frame is missing
 
-	deadlineMu sync.Mutex // guards deadline
-	deadline   time.Time
+	in reader
+}
+
+func (l *Link) newStream(mux *yamux.Stream) *Stream {
+	return &Stream{link: l, mux: mux, in: reader{mux: mux}}
 }
 
 // OpenStream opens a stream and sends open as its first frame. At
@@ -48,7 +51,7 @@ func (l *Link) OpenStream(ctx context.Context, open protocol.Open) (*Stream, err
 	if err != nil {
 		return nil, fmt.Errorf("open %s stream: %w", open.Op, l.streamError(l.bulk, err))
 	}
-	st := &Stream{link: l, mux: mux}
+	st := l.newStream(mux)
 	defer context.AfterFunc(ctx, func() { mux.SetWriteDeadline(past) })()
 	if err := wire.WriteFrame(mux, &open, protocol.MaxControlFrame); err != nil {
 		st.Close()
@@ -81,18 +84,17 @@ func (l *Link) takeStream(mux *yamux.Stream) {
 		l.fail(violation("more than %d streams", protocol.MaxStreams))
 		return
 	}
-	l.wg.Go(func() { l.readOpen(&Stream{link: l, mux: mux}) })
+	l.wg.Go(func() { l.readOpen(l.newStream(mux)) })
 }
 
 func (l *Link) readOpen(st *Stream) {
 	var open protocol.Open
-	limit := time.Now().Add(l.opt.stall())
-	st.mux.SetReadDeadline(limit)
-	body, _, err := l.readFrame(st.mux, limit, protocol.MaxControlFrame)
+	st.in.setDeadline(time.Now().Add(l.opt.stall()))
+	body, _, err := l.readFrame(&st.in, protocol.MaxControlFrame)
 	if err == nil {
 		err = wire.Unmarshal(body, &open)
 	}
-	st.mux.SetReadDeadline(time.Time{})
+	st.in.setDeadline(time.Time{})
 	switch {
 	case err == nil && open.Op == protocol.OpMessage:
 		l.collect(st, open.Message)
@@ -136,10 +138,7 @@ func (s *Stream) Receive(v any) error {
 	if s.torn != nil {
 		return s.torn
 	}
-	s.deadlineMu.Lock()
-	deadline := s.deadline
-	s.deadlineMu.Unlock()
-	body, torn, err := s.link.readFrame(s.mux, deadline, protocol.MaxDataFrame)
+	body, torn, err := s.link.readFrame(&s.in, protocol.MaxDataFrame)
 	if err != nil {
 		err = s.link.streamError(s.link.bulk, err)
 		if torn {
@@ -153,10 +152,8 @@ func (s *Stream) Receive(v any) error {
 // SetDeadline bounds pending and later Sends and Receives; the zero time lifts
 // it. They fail with os.ErrDeadlineExceeded.
 func (s *Stream) SetDeadline(t time.Time) error {
-	s.deadlineMu.Lock()
-	defer s.deadlineMu.Unlock()
-	s.deadline = t
-	return s.mux.SetDeadline(t)
+	s.in.setDeadline(t)
+	return s.mux.SetWriteDeadline(t)
 }
 
 // CloseWrite says that no more frames will be sent.
@@ -173,7 +170,7 @@ func (s *Stream) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.mux.SetDeadline(time.Time{})
+	s.SetDeadline(time.Time{})
 	err := s.mux.Close()
 	s.link.spawn(func() { io.Copy(io.Discard, s.mux) })
 	return err

@@ -10,8 +10,8 @@ import (
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// Marshal encodes v: structs as maps, integers in their shortest form, the
-// keys of maps of strings in order, so that equal values have equal bytes.
+// Marshal encodes v: structs as maps in the order of their fields, integers in
+// their shortest form, map[string]string and map[string]any in order of keys.
 func Marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	if err := encode(&buf, v); err != nil {
