@@ -37,9 +37,9 @@ func (s *Store) ImportBase(ctx context.Context, from *Store, id protocol.BaseID)
 	}
 	defer p.Discard()
 	dir := from.baseDir(id)
-	linked, err := linkOrCopy(ctx, filepath.Join(dir, nameRAM), p.RAMPath())
+	linked, err := linkOrCopy(ctx, labelBaseImport, filepath.Join(dir, nameRAM), p.RAMPath())
 	if err == nil && m.State != nil {
-		_, err = linkOrCopy(ctx, filepath.Join(dir, nameState), p.StatePath())
+		_, err = linkOrCopy(ctx, labelBaseImport, filepath.Join(dir, nameState), p.StatePath())
 	}
 	if err != nil {
 		return typed(protocol.CodeCaptureFailed, "import "+baseName(id), err)
@@ -56,8 +56,8 @@ func (s *Store) ImportBase(ctx context.Context, from *Store, id protocol.BaseID)
 	return err
 }
 
-func linkOrCopy(ctx context.Context, from, to string) (linked bool, err error) {
-	if err := fault.Point(labelBaseImport); err != nil {
+func linkOrCopy(ctx context.Context, label, from, to string) (linked bool, err error) {
+	if err := fault.Point(label); err != nil {
 		return false, err
 	}
 	if os.Link(from, to) == nil {

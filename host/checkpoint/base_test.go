@@ -51,6 +51,36 @@ func TestImportBaseOfEarlierBoot(t *testing.T) {
 	code(t, run.ImportBase(t.Context(), open(t, dir, checkpoint.Options{BootID: "2"}), base), protocol.CodeCheckpointLost)
 }
 
+func TestImport(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	run := open(t, dir, checkpoint.Options{BootID: "1"})
+	base := addBase(t, run, checkpoint.Origin{})
+	check(t, run.MakeBaseDurable(t.Context(), base))
+	good, torn := publish(t, run, manifest(base)), publish(t, run, manifest(base))
+	check(t, run.MakeDurable(t.Context(), good))
+
+	kept := open(t, t.TempDir(), checkpoint.Options{BootID: "2"})
+	code(t, kept.Import(t.Context(), run, good), protocol.CodeCheckpointLost) // no base yet
+	check(t, kept.ImportBase(t.Context(), run, base))
+	check(t, kept.Import(t.Context(), run, good))
+	check(t, kept.Import(t.Context(), run, good))
+	m, err := kept.Get(good)
+	check(t, err)
+	if m.Durable || m.Boot != "2" || m.Digest != "" {
+		t.Errorf("imported as durable %t, boot %q, digest %q", m.Durable, m.Boot, m.Digest)
+	}
+	check(t, kept.MakeDurable(t.Context(), good))
+	check(t, kept.Verify(t.Context(), good))
+
+	// An import must not make what a crash damaged trusted.
+	files, err := run.Files(torn)
+	check(t, err)
+	overwrite(t, files.Pages, make([]byte, 3*page))
+	code(t, kept.Import(t.Context(), open(t, dir, checkpoint.Options{BootID: "2"}), torn), protocol.CodeCheckpointLost)
+	code(t, kept.Import(t.Context(), run, protocol.NewCheckpointID()), protocol.CodeUnknownCheckpoint)
+}
+
 // TestImportBaseOverFileSystems copies where no link can be made, with holes.
 func TestImportBaseOverFileSystems(t *testing.T) {
 	t.Parallel()

@@ -79,6 +79,16 @@ func scenario(ctx context.Context, dir string, told io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(told, toldLost, ids[2])
+	kept, err := checkpoint.Open(filepath.Join(dir, "kept"), checkpoint.Options{})
+	if err != nil {
+		return err
+	}
+	if err := kept.ImportBase(ctx, s, base); err != nil {
+		return err
+	}
+	if err := kept.Import(ctx, s, ids[0]); err != nil {
+		return err
+	}
 	return cache.RemoveBase(base)
 }
 
@@ -117,7 +127,7 @@ func makeCheckpoint(ctx context.Context, s *checkpoint.Store, id protocol.Checkp
 // consistent checks everything a store holds, and what its user was told.
 func consistent(t *testing.T, dir, told string) {
 	t.Helper()
-	for _, sub := range []string{"cache", "run"} {
+	for _, sub := range []string{"cache", "run", "kept"} {
 		s := open(t, filepath.Join(dir, sub), checkpoint.Options{})
 		list, bad, err := s.List()
 		check(t, err)
@@ -205,7 +215,7 @@ func errorAt(t *testing.T, label string, nth int, errno syscall.Errno) {
 	if e, ok := errors.AsType[*protocol.Error](err); !ok || e.Code != want[0] && e.Code != want[len(want)-1] {
 		t.Errorf("code %s of %v, want one of %v", protocol.CodeOf(err), err, want)
 	}
-	for _, sub := range []string{"cache", "run"} {
+	for _, sub := range []string{"cache", "run", "kept"} {
 		left, err := filepath.Glob(filepath.Join(dir, sub, "tmp", "*"))
 		check(t, err)
 		more, err := filepath.Glob(filepath.Join(dir, sub, "*", "*", "manifest.new"))
@@ -239,7 +249,7 @@ func TestKillAtEveryLabel(t *testing.T) {
 					t.Fatalf("child: %v, want it killed; %s", err, stderr.String())
 				}
 				consistent(t, dir, string(told))
-				for _, sub := range []string{"cache", "run"} {
+				for _, sub := range []string{"cache", "run", "kept"} {
 					s := open(t, filepath.Join(dir, sub), checkpoint.Options{})
 					if _, err := s.Sweep(nil); err != nil {
 						t.Error(err)

@@ -7,6 +7,7 @@ const (
 	labelPagesCreate   = "checkpoint.pages.create"
 	labelManifestWrite = "checkpoint.manifest.write"
 	labelPublishRename = "checkpoint.publish.rename"
+	labelImport        = "checkpoint.import"
 
 	labelStateSync  = "checkpoint.durable.state.fsync"
 	labelPagesSync  = "checkpoint.durable.pages.fsync"
@@ -38,7 +39,7 @@ const (
 // at each of them.
 func Labels() []string {
 	return []string{
-		labelBegin, labelPagesCreate, labelManifestWrite, labelPublishRename,
+		labelBegin, labelPagesCreate, labelManifestWrite, labelPublishRename, labelImport,
 		labelStateSync, labelPagesSync, labelDirSync, labelParentSync,
 		labelRewriteWrite, labelRewriteSync, labelRewriteRename, labelRewriteDirSync,
 		labelRemoveRename, labelRemoveUnlink, labelLostWrite, labelLostRename,
