@@ -71,6 +71,13 @@ func (t *timeline) gone(key protocol.Key) {
 	}
 }
 
+// knows tells whether a call has been taken and is not yet settled.
+func (t *timeline) knows(key protocol.Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.calls[key] != nil
+}
+
 // expectAck returns what is closed when the outcome of key is acknowledged.
 func (t *timeline) expectAck(key protocol.Key) <-chan struct{} {
 	t.mu.Lock()

@@ -239,6 +239,7 @@ func (s *Sandbox) settleOnce(ctx context.Context, t *timeline, outcome *protocol
 		if err := s.attachLink(ctx, t, ss); err != nil {
 			return err
 		}
+		s.answerUnknown(t, h)
 		if outcome != nil && pending(h, outcome.Key) {
 			return s.sendOutcome(ctx, t, ss, outcome)
 		}
@@ -248,6 +249,20 @@ func (s *Sandbox) settleOnce(ctx context.Context, t *timeline, outcome *protocol
 		return nil
 	default:
 		return protocol.Errorf(protocol.CodeProtocol, "the guest says state %q", h.State)
+	}
+}
+
+// answerUnknown answers calls that were lost with the link before, or with
+// the daemon before: they were never taken here and are not run now.
+func (s *Sandbox) answerUnknown(t *timeline, h *protocol.Hello) {
+	for _, p := range h.Pending {
+		if t.knows(p.Key) {
+			continue
+		}
+		t.expectAck(p.Key)
+		s.task(func() {
+			s.answer(t, p.Key, nil, protocol.Errorf(protocol.CodeHostRestarted, "the call was lost on its way to the host"))
+		})
 	}
 }
 
