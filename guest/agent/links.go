@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"io"
 	"sync"
 	"time"
 
@@ -76,15 +75,14 @@ func (a *Agent) serveLink(ctx context.Context, l Link) error {
 		return m.LinkDown()
 	})
 	if out.ended() {
-		// The end record is the last thing that this link has to carry.
+		// The end record is the last thing that this link has to carry, and
+		// how the link breaks after it says nothing.
 		tasks.Wait()
+		err = nil
 	}
 	cancel()
 	err = errors.Join(err, l.Close())
 	tasks.Wait()
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
 	return err
 }
 

@@ -110,6 +110,7 @@ func (a *Agent) serveLocal(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	if req.Kind == protocol.LocalEvents {
+		a.memory.Release(charge)
 		a.serveEvents(ctx, conn)
 		return
 	}

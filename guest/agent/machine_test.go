@@ -311,6 +311,24 @@ func TestThawOfACopy(t *testing.T) {
 	})
 }
 
+func TestCallersThatCannotBeWatched(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, keep.Record{})
+	key := r.open(protocol.CallBranch, 0) // in another pid namespace
+	r.quiesce(1, key)
+	th := thaw(1, child, key, ok)
+	r.Receive(th)
+	r.want(r.Fixed(th), "answer 1 ok resumed=true", "observe none", "notify 1 snapshot", "Resume", "send thawed 1 tl-child")
+
+	r = newRig(t, keep.Record{})
+	key = r.open(protocol.CallBranch, 4)
+	r.quiesce(1, key)
+	r.Gone(key) // killed while frozen: its end must be reported
+	th = thaw(1, child, key, ok)
+	r.Receive(th)
+	r.want(r.Fixed(th), "observe pid 0", "notify 1 snapshot", "Resume", "send thawed 1 tl-child")
+}
+
 func TestThawOfTheSameTimelineLeavesCallsPending(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, keep.Record{})

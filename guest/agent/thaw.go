@@ -49,12 +49,21 @@ func (m *Machine) thawed(t *protocol.Thaw) keep.Record {
 	// A thaw that names no call (an operator's) leaves the program that was
 	// watched when the machine was captured.
 	if !t.Key.IsZero() {
-		r.Watch = &keep.Watch{Key: t.Key}
-		if c := m.calls[t.Key]; c != nil {
-			r.Watch.PID, r.Watch.Started = c.caller.Watch()
-		}
+		r.Watch = m.watchOf(t.Key)
 	}
 	return r
+}
+
+// watchOf names the program that made a call, with pid 0 if it is gone; nil if
+// it cannot be watched, being in another pid namespace.
+func (m *Machine) watchOf(key protocol.Key) *keep.Watch {
+	w := &keep.Watch{Key: key}
+	if c := m.calls[key]; c != nil {
+		if w.PID, w.Started = c.caller.Watch(); w.PID == 0 {
+			return nil
+		}
+	}
+	return w
 }
 
 // NotFixed says that time, entropy or identity could not be set: the machine

@@ -54,25 +54,36 @@ func TestMachine(t *testing.T) {
 
 func checkEnvironment(t *testing.T, h *host) {
 	t.Helper()
-	for script, want := range map[string]string{
-		"cat /proc/self/oom_score_adj":                              "0",
-		"cut -d: -f3 /proc/1/cgroup":                                "/ratoon",
-		"cat /proc/1/oom_score_adj":                                 "-1000",
-		"stat -fc %T /workspace /tmp /dev/shm | sort -u":            "tmpfs",
-		"stat -c %a /workspace /tmp /dev/shm":                       "777\n1777\n1777",
-		"echo x >/workspace/a && rm /workspace/a && echo ok":        "ok",
-		"touch /etc/written && echo ok":                             "ok",
-		"cat /sys/class/net/lo/operstate; ls /sys/class/net":        "unknown\nlo",
-		"test -e /modules -o -e /newroot || echo clean":             "clean",
-		"python3 -c 'import os; print(len(os.getrandom(8)))'":       "8",
-		"cat /proc/sys/kernel/panic":                                "-1",
-		"command -v agentd":                                         "/usr/local/bin/agentd",
-		"echo test >/dev/ptmx; ls -d /dev/pts /dev/fd/0":            "/dev/fd/0\n/dev/pts",
-		"stat -c '%a %F' /run/ratoon/agent.sock":                    "666 socket",
-		"head -c 400M /dev/zero >/tmp/big; echo $?; rm -f /tmp/big": "1", // ENOSPC, and no OOM
-	} {
-		if got := h.run("exec 2>/dev/null; " + script); got != want {
-			t.Errorf("%s: got %q, want %q", script, got, want)
+	checks := [][2]string{
+		{"cat /proc/self/oom_score_adj", "0"},
+		{"cut -d: -f3 /proc/1/cgroup", "/ratoon"},
+		{"cat /proc/1/oom_score_adj", "-1000"},
+		{"stat -fc %T /workspace /tmp /dev/shm", "tmpfs\ntmpfs\ntmpfs"},
+		{"stat -c %a /workspace /tmp /dev/shm", "777\n1777\n1777"},
+		{"echo x >/workspace/a && rm /workspace/a && echo ok", "ok"},
+		{"echo x >/etc/written && echo ok", "ok"},
+		{"echo /sys/class/net/*; cat /sys/class/net/lo/operstate", "/sys/class/net/lo\nunknown"},
+		{"test -e /modules -o -e /newroot || echo clean", "clean"},
+		{"head -c 8 /dev/random | wc -c", "8"},
+		{"cat /proc/sys/kernel/panic", "-1"},
+		{"command -v agentd", "/usr/local/bin/agentd"},
+		{"echo /dev/pts/ptmx /dev/fd/0", "/dev/pts/ptmx /dev/fd/0"},
+		{"stat -c '%a %F' /run/ratoon/agent.sock", "666 socket"},
+		// ENOSPC, and no OOM.
+		{"dd if=/dev/zero of=/tmp/big bs=1M; echo $?; rm -f /tmp/big", "1"},
+	}
+	script, end := "exec 2>/dev/null\n", "--\n"
+	for _, c := range checks {
+		script += "(" + c[0] + "); echo --\n" // a program start takes seconds on a busy host
+	}
+	out, _ := h.start(script).wait()
+	got := strings.Split(out, end)
+	if len(got) != len(checks)+1 {
+		t.Fatalf("%d answers to %d checks: %q", len(got)-1, len(checks), out)
+	}
+	for i, c := range checks {
+		if g := strings.TrimSpace(got[i]); g != c[1] {
+			t.Errorf("%s: got %q, want %q", c[0], g, c[1])
 		}
 	}
 }
@@ -168,8 +179,9 @@ func checkCopy(t *testing.T, v *vm, h *host, child protocol.TimelineID) *host {
 
 func checkWorkerDeath(t *testing.T, v *vm, h *host, tl protocol.TimelineID) *host {
 	t.Helper()
-	h.start("(agentd call tree; echo status=$?) >/workspace/out 2>&1 & sleep 0.3; kill -9 $(pgrep -f '^agentd worker')")
+	h.start("(agentd call tree; echo status=$?) >/workspace/out 2>&1 & until [ -e /workspace/die ]; do sleep 0.1; done; kill -9 $(pgrep -f '^agentd worker')")
 	expect[*protocol.Call](h)
+	h.start("touch /workspace/die")
 	<-h.l.Done()
 	h.l.Close()
 	h = v.connect(t)
@@ -194,12 +206,12 @@ func checkSignals(t *testing.T, h *host) {
 	for pid, spared := range map[string]string{"1": "9|19", worker: "9|19|32|33|34"} {
 		h.run(fmt.Sprintf("for s in $(seq 64); do case $s in %s) ;; *) kill -$s %s 2>/dev/null;; esac; done; true", spared, pid))
 	}
-	if now := h.run("sleep 0.2; pgrep -f '^agentd worker'"); now != worker {
+	if now := h.run("pgrep -f '^agentd worker'"); now != worker {
 		t.Errorf("worker: pid %s before the signals, %s after", worker, now)
 	}
-	h.run("kill -9 1; kill -19 1; sleep 0.1")
+	h.run("kill -9 1; kill -19 1")
 	// Orphans are reaped, also a crowd of them.
-	if n := h.run("for i in $(seq 50); do (sleep 0.1 &) ; done; sleep 1; ps -eo stat= | grep -c '^Z' || true"); n != "0" {
+	if n := h.run("for i in 1 2 3 4 5 6 7 8; do (sleep 0 &) ; done; until [ -z \"$(pgrep -x sleep)\" ]; do :; done; ps -eo stat= | grep -c '^Z' || true"); n != "0" {
 		t.Errorf("%s zombies", n)
 	}
 }

@@ -29,6 +29,7 @@ var stages = []stage{
 	{"load modules", loadModules},
 	{"mount the root", mountRoot},
 	{"switch to the root", switchRoot},
+	{"populate the root", populate},
 	{"make cgroups", makeCgroups},
 	{"seed the random generator", seedRandom},
 	{"bring up loopback", loopbackUp},

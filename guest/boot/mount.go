@@ -186,12 +186,8 @@ func bindAgent(target string) error {
 // IdentityFiles are this guest's.
 var IdentityFiles = fork.Files{Dir: "/run/ratoon/identity"}
 
-// makeIdentity gives the machine a name until its first thaw brings the right
-// one, and what programs expect of any machine.
-func makeIdentity(m *machine) error {
-	if err := unix.Sethostname([]byte("ratoon")); err != nil {
-		return fmt.Errorf("set hostname: %w", err)
-	}
+// populate makes what programs expect of any machine.
+func populate(m *machine) error {
 	for name, to := range map[string]string{
 		"/dev/fd": "/proc/self/fd", "/dev/stdin": "fd/0", "/dev/stdout": "fd/1", "/dev/stderr": "fd/2",
 	} {
@@ -199,13 +195,23 @@ func makeIdentity(m *machine) error {
 			return err
 		}
 	}
+	const lock = "/run/lock"
+	if err := errors.Join(os.MkdirAll("/etc", 0o755), os.MkdirAll(lock, 0o755), os.Chmod(lock, 0o777|os.ModeSticky)); err != nil {
+		return err
+	}
 	if _, err := os.Stat("/etc/hosts"); errors.Is(err, os.ErrNotExist) {
 		if err := os.WriteFile("/etc/hosts", []byte("127.0.0.1 localhost\n::1 localhost\n"), 0o644); err != nil {
 			m.log.Warn("no /etc/hosts", "error", err)
 		}
 	}
-	if err := os.MkdirAll("/etc", 0o755); err != nil {
-		return err
+	return nil
+}
+
+// makeIdentity gives the machine a name until its first thaw brings the right
+// one.
+func makeIdentity(*machine) error {
+	if err := unix.Sethostname([]byte("ratoon")); err != nil {
+		return fmt.Errorf("set hostname: %w", err)
 	}
 	return IdentityFiles.Install()
 }

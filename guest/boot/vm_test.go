@@ -177,11 +177,17 @@ func (h *host) start(script string) program {
 	return h.exec(protocol.ExecOpen{ID: protocol.NewExecID(), Start: &protocol.ExecSpec{Argv: []string{"/bin/bash", "-c", script}}})
 }
 
+// exec opens a program's stream; when it returns the program runs.
 func (h *host) exec(open protocol.ExecOpen) program {
 	h.t.Helper()
 	st, err := h.l.OpenStream(h.t.Context(), protocol.Open{Op: protocol.OpExec, Exec: &open})
 	if err != nil {
 		h.t.Fatalf("open stream: %v", err)
+	}
+	st.SetDeadline(time.Now().Add(time.Minute))
+	var f protocol.ExecFrame
+	if err := st.Receive(&f); err != nil || f.Started == nil {
+		h.t.Fatalf("start a program: %+v, %v", f, err)
 	}
 	return program{h.t, open.ID, st}
 }
@@ -189,7 +195,7 @@ func (h *host) exec(open protocol.ExecOpen) program {
 // wait reads all output.
 func (p program) wait() (string, protocol.ExitStatus) {
 	p.t.Helper()
-	p.st.SetDeadline(time.Now().Add(time.Minute))
+	p.st.SetDeadline(time.Now().Add(2 * time.Minute))
 	var out bytes.Buffer
 	for {
 		var f protocol.ExecFrame
@@ -211,6 +217,8 @@ func (p program) wait() (string, protocol.ExitStatus) {
 // run runs a script that must succeed.
 func (h *host) run(script string) string {
 	h.t.Helper()
+	began := time.Now()
+	defer func() { h.t.Logf("%6.2fs %s", time.Since(began).Seconds(), script) }()
 	out, status := h.start(script).wait()
 	if status.Code != 0 {
 		h.t.Fatalf("%s: %+v\n%s", script, status, out)

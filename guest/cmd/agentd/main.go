@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"syscall"
 
@@ -18,11 +19,13 @@ const usage = `usage: agentd call ...      calls for shell scripts; see agentd c
        agentd worker ...    what PID 1 runs
        agentd version
 
-As process 1 agentd boots the guest.
+As /init of an initramfs agentd boots the guest.
 `
 
 func main() {
-	if os.Getpid() == 1 {
+	// Not only by its pid: a guest program may run agentd call as the first
+	// process of a pid namespace.
+	if os.Getpid() == 1 && filepath.Base(os.Args[0]) == "init" {
 		boot.Main(boot.Options{Release: release()})
 	}
 	os.Exit(run(os.Args[1:]))
