@@ -179,14 +179,14 @@ func TestCaptureLeavesOutZerosInHoles(t *testing.T) {
 
 func TestPropertyCaptureApply(t *testing.T) {
 	t.Parallel()
-	b := newBase(t, 6*mib)
+	b := newBase(t, 3*mib)
 	f := memfd(t, b)
 	rapid.Check(t, func(r *rapid.T) {
-		p := start(t, "private", f, "0:2097152", "2097152:4194304")
+		p := start(t, "private", f, "0:1048576", "1048576:2097152")
 		for i := range rapid.IntRange(0, 12).Draw(r, "writes") {
-			off := rapid.IntRange(0, 6*mib/page-1).Draw(r, "page")
-			n := rapid.IntRange(1, 6*mib/page-off).Draw(r, "pages")
-			p.do(t, "%s %d %d %d", rapid.SampledFrom([]string{"fill", "zero", "read"}).Draw(r, "what"), off*page, min(n, 600), i)
+			off := rapid.IntRange(0, 3*mib/page-1).Draw(r, "page")
+			n := rapid.IntRange(1, 3*mib/page-off).Draw(r, "pages")
+			p.do(t, "%s %d %d %d", rapid.SampledFrom([]string{"fill", "zero", "read"}).Draw(r, "what"), off*page, min(n, 300), i)
 		}
 		d := capture(t, p, b)
 		for _, run := range d.Runs {
