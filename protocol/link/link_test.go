@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratoon-project/ratoon/protocol"
 	"github.com/ratoon-project/ratoon/protocol/link/linktest"
+	"github.com/ratoon-project/ratoon/protocol/wire"
 )
 
 func TestMessagesBothWays(t *testing.T) {
@@ -109,7 +110,7 @@ func TestLongMessages(t *testing.T) {
 	t.Parallel()
 	host, guest := linktest.Pair(t)
 	ctx := t.Context()
-	value := make([]byte, 9<<20)
+	value := make([]byte, 3<<20)
 	for i := range value {
 		value[i] = byte(i * 7)
 	}
@@ -132,8 +133,38 @@ func TestLongMessages(t *testing.T) {
 			t.Errorf("message %d was changed", i)
 		}
 	}
-	err := host.Send(ctx, &protocol.Outcome{Value: make([]byte, protocol.MaxMessage)})
-	if protocol.CodeOf(err) != protocol.CodeTooLarge {
-		t.Errorf("over the limit: got %v, want %s", err, protocol.CodeTooLarge)
+}
+
+func TestLongMessageLimit(t *testing.T) {
+	t.Parallel()
+	host, guest := linktest.Pair(t)
+	ctx := t.Context()
+	probe, err := wire.EncodeMessage(&protocol.Outcome{Value: make([]byte, 1<<20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := protocol.MaxMessage - (len(probe) - 1<<20) // of the value
+	over := &protocol.Outcome{Value: make([]byte, most+1)}
+	if err := guest.Send(ctx, over); protocol.CodeOf(err) != protocol.CodeTooLarge {
+		t.Errorf("one byte over the limit: got %v, want %s", err, protocol.CodeTooLarge)
+	}
+	if err := guest.Send(ctx, &protocol.Outcome{Value: over.Value[:most]}); err != nil {
+		t.Fatalf("at the limit: %v", err)
+	}
+	if m, err := host.Receive(ctx); err != nil || len(m.(*protocol.Outcome).Value) != most {
+		t.Fatalf("at the limit: got %v", err)
+	}
+	// A guest that sends more all the same.
+	st, err := guest.OpenStream(ctx, protocol.Open{Op: protocol.OpMessage, Message: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	piece := &protocol.Piece{Data: over.Value[:2<<20]}
+	for err == nil {
+		err = st.Send(piece)
+	}
+	<-host.Done()
+	if protocol.CodeOf(host.Err()) != protocol.CodeProtocol {
+		t.Errorf("got %v, want %s", host.Err(), protocol.CodeProtocol)
 	}
 }

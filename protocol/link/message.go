@@ -51,6 +51,9 @@ func (l *Link) Send(ctx context.Context, m protocol.Message) error {
 // sendFrame hands body to sendLoop while turn lasts, and waits for it while
 // wait lasts.
 func (l *Link) sendFrame(turn, wait context.Context, body []byte) error {
+	if isClosed(l.done) {
+		return l.over()
+	}
 	f := &outFrame{frame: make([]byte, 4, 4+len(body)), done: make(chan error, 1)}
 	binary.BigEndian.PutUint32(f.frame, uint32(len(body)))
 	f.frame = append(f.frame, body...)

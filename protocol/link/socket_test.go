@@ -255,7 +255,7 @@ func TestCancelledSend(t *testing.T) {
 	host, guest := linktest.Pair(t)
 	for n := range 10 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n)*time.Millisecond)
-		host.Send(ctx, &protocol.Outcome{Value: make([]byte, 40<<20)})
+		host.Send(ctx, &protocol.Outcome{Value: make([]byte, 8<<20)})
 		cancel()
 	}
 	if err := host.Send(t.Context(), &protocol.Ping{N: 99}); err != nil {

@@ -41,6 +41,9 @@ func (l *Link) OpenStream(ctx context.Context, open protocol.Open) (*Stream, err
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("open %s stream: %w", open.Op, err)
 	}
+	if isClosed(l.done) {
+		return nil, fmt.Errorf("open %s stream: %w", open.Op, l.over())
+	}
 	l.openMu.Lock()
 	if l.bulk.NumStreams() >= protocol.MaxStreams {
 		l.openMu.Unlock()
