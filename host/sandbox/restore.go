@@ -123,20 +123,20 @@ func (s *Sandbox) takeLine(ctx context.Context, r *restoring) (release func(), e
 	if err != nil {
 		return nil, err
 	}
-	release = func() {}
+	releaseOld := func() {}
 	if r.running = s.timeline(r.old.ID); r.running != nil {
 		if err := r.running.take(ctx); err != nil {
 			return nil, err
 		}
-		release = r.running.release
+		releaseOld = r.running.release
 	}
 	below, releaseBelow, err := s.turnsBelow(ctx, r.old.ID)
 	if err != nil {
-		release()
+		releaseOld()
 		return nil, err
 	}
 	r.below = below
-	return func() { releaseBelow(); release() }, nil
+	return func() { releaseBelow(); releaseOld() }, nil
 }
 
 // holdOld stops the old machine, and publishes its present if that is kept.
