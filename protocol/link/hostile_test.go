@@ -227,3 +227,36 @@ func TestFloodOfSyns(t *testing.T) {
 		t.Errorf("got %v, want %s", err, protocol.CodeProtocol)
 	}
 }
+
+// A SYN that the host repeated before it knew that the handshake was over is
+// ignored; one after the host's first data means a new host.
+func TestRepeatedSyn(t *testing.T) {
+	t.Parallel()
+	h, g := linktest.Carriers()
+	wire := &tap{Carrier: h, logs: make(map[link.Channel]*tapLog)}
+	accepted := make(chan error)
+	var guest *link.Link
+	go func() {
+		var err error
+		guest, err = link.Accept(t.Context(), g, link.Options{})
+		accepted <- err
+	}()
+	control, bulk, err := link.Greet(t.Context(), wire, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	defer bulk.Close()
+	syn := wire.logs[link.Control].bytes[:len(link.SYN(0, 0))]
+	open := data(mux(muxWindow, flagSYN, 1, 0, ""))
+	control.Write(bytes.Join([][]byte{syn, syn, open}, nil))
+	if err := <-accepted; err != nil {
+		t.Fatalf("a repeated SYN broke the link: %v", err)
+	}
+	defer guest.Close()
+	control.Write(syn)
+	<-guest.Done()
+	if protocol.CodeOf(guest.Err()) != protocol.CodeUnavailable {
+		t.Errorf("SYN after data: got %v, want %s", guest.Err(), protocol.CodeUnavailable)
+	}
+}
