@@ -74,11 +74,12 @@ func TestBranch(t *testing.T) {
 		}
 		return protocol.LocalReply{Value: value(t, protocol.BranchResult{ID: "br-x", Index: &one, N: 2, Payload: value(t, nasty)})}
 	})
-	code, out, errs := run(t, "", "--socket", socket, "--format", "env", "branch", "--max-live", "1", "--timeout", "90s", "--payloads", `[1,{"a":1.5}]`, "2")
+	code, out, errs := run(t, "", "--socket", socket, "--format", "env", "branch", "--max-live", "1", "--timeout", "90s", "--payloads", `[1,{"a":1.5}]`,
+		"--labels", `["l","r"]`, "--env", `[{},{"SIDE":"r"}]`, "2")
 	if code != call.ExitOK {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
-	if got.N != 2 || got.MaxLive != 1 || got.Timeout != 90e9 || len(got.Payloads) != 2 || watch != os.Getppid() {
+	if got.N != 2 || got.MaxLive != 1 || got.Timeout != 90e9 || len(got.Payloads) != 2 || watch != os.Getppid() || len(got.Labels) != 2 || got.Labels[1] != "r" || len(got.Env) != 2 || got.Env[1]["SIDE"] != "r" {
 		t.Errorf("arguments %+v, watch %d", got, watch)
 	}
 	// A shell must get exactly the payload back.
@@ -126,6 +127,8 @@ func TestExitCodes(t *testing.T) {
 		{"", protocol.LocalReply{}, call.ExitUsage},
 		{"branch 0", protocol.LocalReply{}, call.ExitUsage},
 		{"branch --payloads [1] 2", protocol.LocalReply{}, call.ExitUsage},
+		{"branch --labels [1] 1", protocol.LocalReply{}, call.ExitUsage},
+		{`branch --env [{"A":"b"}] 2`, protocol.LocalReply{}, call.ExitUsage},
 		{"finish {bad", protocol.LocalReply{}, call.ExitUsage},
 		{"finish {} {}", protocol.LocalReply{}, call.ExitUsage},
 		{"--format xml tree", protocol.LocalReply{}, call.ExitUsage},

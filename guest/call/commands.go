@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"strconv"
@@ -76,6 +77,7 @@ func restore(fs *flag.FlagSet) doFunc {
 func branch(fs *flag.FlagSet) doFunc {
 	opt := client.BranchOptions{}
 	text, at := fs.String("payloads", "", ""), fs.String("at", "", "")
+	labels, env := fs.String("labels", "", ""), fs.String("env", "", "")
 	fs.IntVar(&opt.MaxLive, "max-live", 0, "")
 	fs.IntVar(&opt.MinOK, "min-ok", 0, "")
 	fs.DurationVar(&opt.Timeout, "timeout", 0, "")
@@ -98,6 +100,9 @@ func branch(fs *flag.FlagSet) doFunc {
 			}
 			opt.Payloads = payloads
 		}
+		if err := errors.Join(perChild("--labels", *labels, n, &opt.Labels), perChild("--env", *env, n, &opt.Env)); err != nil {
+			return err
+		}
 		opt.N, opt.At = n, protocol.CheckpointID(*at)
 		b, err := s.client.Branch(ctx, opt)
 		if err != nil {
@@ -105,6 +110,21 @@ func branch(fs *flag.FlagSet) doFunc {
 		}
 		return s.printBranch(b)
 	}
+}
+
+// perChild parses an option that is empty or a JSON array with one element
+// per child.
+func perChild[T any](name, text string, n int, into *[]T) error {
+	if text == "" {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return usage("%s: %w", name, err)
+	}
+	if len(*into) != n {
+		return usage("%s: want a JSON array with %d elements", name, n)
+	}
+	return nil
 }
 
 func (s *session) printBranch(b *client.Branch) error {
@@ -196,7 +216,7 @@ func (s *session) printResults(list []client.Result, known []int) error {
 			code = string(r.Err.Code)
 		}
 		i := strconv.Itoa(r.Index)
-		vars = append(vars, variable{"RESULT_" + i, string(value)}, variable{"ERROR_" + i, code})
+		vars = append(vars, variable{"RESULT_" + i, string(value)}, variable{"ERROR_" + i, code}, variable{"CHECKPOINT_" + i, string(r.Checkpoint)})
 	}
 	words := make([]string, len(known))
 	for i, k := range known {

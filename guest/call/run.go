@@ -32,8 +32,9 @@ Calls of a program inside a Ratoon guest, for shells.
   snapshot [--label L] [--durable]       checkpoint this machine
   restore [--payload JSON] [--drop-present] [--detach] ID
                                          end this timeline, go on at a checkpoint
-  branch [--payloads JSON] [--at ID] [--max-live N] [--min-ok N] [--timeout D] N
-                                         fork this machine into N children
+  branch [--payloads JSON] [--labels JSON] [--env JSON] [--at ID] [--max-live N]
+         [--min-ok N] [--timeout D] N    fork this machine into N children; JSON
+                                         is an array with one element per child
   finish [--keep] [RESULT]               deliver a result (JSON) and end this child
   results [--have 0,2] [--timeout D] BRANCH
                                          wait for more children of a branch
