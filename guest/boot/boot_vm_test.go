@@ -195,6 +195,7 @@ func checkWorkerDeath(t *testing.T, v *vm, h *host, tl protocol.TimelineID) *hos
 	h.quiesce(1, protocol.Key{})
 	h = v.connect(t)
 	h.thaw(1, tl, nil)
+	expect[*protocol.CallerExited](h) // again, since nothing acknowledges it
 	return h
 }
 
@@ -220,7 +221,8 @@ func checkSignals(t *testing.T, h *host) {
 // their cgroup.
 func checkFrozenDeath(t *testing.T, v *vm, h *host) {
 	t.Helper()
-	h.start("echo $$ >/sys/fs/cgroup/ratoon/cgroup.procs; exec 0<&- 1>&- 2>&-; sleep 2; kill -9 $(pgrep -f '^agentd worker')")
+	h.start("echo $$ >/sys/fs/cgroup/ratoon/cgroup.procs; touch /workspace/armed; exec 0<&- 1>&- 2>&-; until grep -q 'frozen 1' /sys/fs/cgroup/user/cgroup.events; do sleep 0.1; done; sleep 8; kill -9 $(pgrep -f '^agentd worker')")
+	h.run("until [ -e /workspace/armed ]; do sleep 0.1; done")
 	h.quiesce(2, protocol.Key{})
 	h = v.connect(t)
 	if h.hello.State == protocol.StateQuiesced {

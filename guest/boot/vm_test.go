@@ -65,6 +65,9 @@ func testRoot(t *testing.T, cache *image.Cache) string {
 
 func startVM(t *testing.T, cmdline string) *vm {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("boots a machine, which takes minutes on a busy host: run without -short")
+	}
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
 		t.Skip("qemu-system-x86_64 is not installed: run `make setup`")
