@@ -234,6 +234,9 @@ func (c *recordConn) end() error {
 		c.closed = err
 		return err
 	}
+	if p, ok := c.raw.(interface{ markEnded() }); ok {
+		p.markEnded()
+	}
 	return nil
 }
 

@@ -27,6 +27,13 @@ const (
 // rest holds both line ends, as in PNG, so that text is never mistaken for it.
 var magic = []byte("\x8bRATN\r\n\x01")
 
+// synMark is how every SYN begins.
+var synMark = func() []byte {
+	b := make([]byte, recordHeader)
+	putHeader(b, recordSYN, helloLen(recordSYN)-recordHeader)
+	return append(b, magic...)
+}()
+
 type nonce [nonceLen]byte
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

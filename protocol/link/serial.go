@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -127,6 +128,8 @@ func (p *SerialPorts) Close() error {
 type port struct {
 	file Port
 	turn chan struct{} // holds a token while a connection uses the port
+	// ended: the last thing written was END. Of the holder of the turn.
+	ended bool
 }
 
 func newPort(f Port) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
@@ -137,17 +140,52 @@ func (p *port) take(ctx context.Context) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the link before: %w", context.Cause(ctx))
 	}
-	if err := p.file.SetDeadline(time.Time{}); err != nil {
+	c := &portConn{port: p}
+	err := p.file.SetDeadline(time.Time{})
+	if err == nil && p.ended {
+		err = c.awaitHost(ctx)
+	}
+	if err != nil {
 		<-p.turn
 		return nil, err
 	}
-	return &portConn{port: p}, nil
+	p.ended = false
+	return c, nil
+}
+
+// awaitHost returns when the host that was told END is gone, or another one
+// has begun a handshake. Nothing may be written before: the machine is about
+// to be captured, and the host reads nothing after END.
+func (c *portConn) awaitHost(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { c.port.file.SetReadDeadline(past) })
+	defer stop()
+	buf := make([]byte, 4<<10)
+	for kept := 0; ; {
+		n, err := c.port.file.Read(buf[kept:])
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return fmt.Errorf("wait for the host after the end of a link: %w", cause)
+		}
+		if err != nil {
+			return err
+		}
+		have := buf[:kept+n]
+		if i := bytes.Index(have, synMark); i >= 0 {
+			c.early = append([]byte(nil), have[i:]...)
+			return nil
+		}
+		kept = copy(buf, have[max(0, len(have)-len(synMark)+1):])
+	}
 }
 
 // portConn lends a port to one link. Close interrupts its pending reads and
 // writes, waits for them, and gives the port back.
 type portConn struct {
 	port *port
+	// early is what awaitHost has read of a new link. Of the reader.
+	early []byte
 
 	mu     sync.Mutex // guards closed, and deadlines against Close
 	closed bool
@@ -181,9 +219,17 @@ func (c *portConn) Read(b []byte) (int, error) {
 	if err := c.begin(); err != nil {
 		return 0, err
 	}
+	if len(c.early) > 0 {
+		n := copy(b, c.early)
+		c.early = c.early[n:]
+		return n, c.done(nil)
+	}
 	n, err := c.port.file.Read(b)
 	return n, c.done(err)
 }
+
+// markEnded says that END was written.
+func (c *portConn) markEnded() { c.port.ended = true }
 
 // Write waits while no host is connected.
 func (c *portConn) Write(b []byte) (int, error) {
