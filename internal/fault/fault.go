@@ -4,7 +4,8 @@
 // preceded by a Point. In normal runs a Point costs one map look-up and does
 // nothing. A test arms a label, in the process with Set or in a child process
 // by the environment (RATOON_FAULT="label=enospc,label2#3=kill"): the nth time
-// the label is passed (#n, default 1) the action happens.
+// the label is passed (#n, default 1) the action happens. RATOON_FAULT_TRACE
+// names a file for the labels that a process passes.
 //
 // Safe for concurrent use.
 package fault
@@ -20,8 +21,13 @@ import (
 	"syscall"
 )
 
-// Env is the environment variable that arms labels in a process.
-const Env = "RATOON_FAULT"
+// Environment variables of a process.
+const (
+	// Env arms labels.
+	Env = "RATOON_FAULT"
+	// EnvTrace names a file to which each label passed is appended.
+	EnvTrace = "RATOON_FAULT_TRACE"
+)
 
 // Action says what happens at an armed label.
 type Action func(label string) error
@@ -46,12 +52,20 @@ var state = struct {
 	sync.Mutex
 	armed map[string][]armed
 	count map[string]int
+	trace *os.File // nil: none
 }{armed: map[string][]armed{}, count: map[string]int{}}
 
 func init() {
 	if err := parse(os.Getenv(Env)); err != nil {
 		fmt.Fprintf(os.Stderr, "ratoon: %s: %v\n", Env, err)
 		os.Exit(2)
+	}
+	if path := os.Getenv(EnvTrace); path != "" {
+		var err error
+		if state.trace, err = os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+			fmt.Fprintf(os.Stderr, "ratoon: %s: %v\n", EnvTrace, err)
+			os.Exit(2)
+		}
 	}
 }
 
@@ -103,6 +117,9 @@ func Point(label string) error {
 	state.Lock()
 	state.count[label]++
 	n := state.count[label]
+	if state.trace != nil {
+		fmt.Fprintln(state.trace, label)
+	}
 	var act Action
 	for _, a := range state.armed[label] {
 		if a.nth == n {
