@@ -77,10 +77,11 @@ func (s *Sandbox) branch(ctx context.Context, b *branching) (any, error) {
 	if err := s.loadWave(ctx, b); err != nil {
 		return nil, err
 	}
-	if err := s.commit("journal.branch", func(tx Tx) error { return s.commitBranch(tx, b) }); err != nil {
-		return nil, s.branchFailed(b, errors.Join(err, s.dropCopies(slices.Collect(maps.Values(b.copies))...)))
+	if err := s.commit("journal.branch", func(tx Tx) error { return s.commitBranch(tx, b) }, func() { s.enterChildren(b) }); err != nil {
+		return nil, s.branchFailed(b, errors.Join(err, s.dropCopies(b.loading()...)))
 	}
-	s.enterChildren(b)
+	s.conduct(b.rec, b.kids)
+	s.wakeWaiters()
 	return protocol.BranchResult{ID: b.rec.ID, Checkpoint: b.cp.ID, N: b.args.N}, nil
 }
 
@@ -188,7 +189,7 @@ func (s *Sandbox) loadWave(ctx context.Context, b *branching) error {
 		b.rec.Children = append(b.rec.Children, c)
 	}
 	err = s.commit("journal.intend", func(tx Tx) error {
-		for _, c := range b.copies {
+		for _, c := range b.loading() {
 			if err := c.intend(tx); err != nil {
 				return err
 			}
@@ -204,11 +205,11 @@ func (s *Sandbox) loadWave(ctx context.Context, b *branching) error {
 		need = min(a.MinOK, need)
 	}
 	var lost []*newcopy
-	for i := range b.failed {
+	for _, i := range slices.Sorted(maps.Keys(b.failed)) {
 		lost = append(lost, b.copies[i])
 	}
 	if len(b.copies)-len(b.failed) < need || b.parent != nil && isClosed(b.parent.machine().Done()) {
-		lost = slices.Collect(maps.Values(b.copies))
+		lost = b.loading()
 	}
 	if len(lost) == 0 {
 		return nil
@@ -230,7 +231,8 @@ func (s *Sandbox) loadAll(ctx context.Context, b *branching) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 2*runtime.NumCPU())
-	for i, c := range b.copies {
+	for _, i := range slices.Sorted(maps.Keys(b.copies)) {
+		c := b.copies[i]
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
@@ -242,6 +244,15 @@ func (s *Sandbox) loadAll(ctx context.Context, b *branching) {
 		})
 	}
 	all.Wait()
+}
+
+// loading lists the copies of the wave in the order of their index.
+func (b *branching) loading() []*newcopy {
+	var out []*newcopy
+	for _, i := range slices.Sorted(maps.Keys(b.copies)) {
+		out = append(out, b.copies[i])
+	}
+	return out
 }
 
 // branchFailed is the parent's error, with the reason of each child.
@@ -274,6 +285,8 @@ func (s *Sandbox) commitBranch(tx Tx, b *branching) error {
 		if err := r.must(StateLive); err != nil {
 			return err
 		}
+	} else if err := s.parentLives(tx, ""); err != nil {
+		return err
 	}
 	rec := b.rec
 	rec.Children = slices.Clone(rec.Children)
@@ -302,23 +315,11 @@ func (s *Sandbox) commitBranch(tx Tx, b *branching) error {
 		lines.change(tx, string(b.line), func(l *LineRecord) error { l.Children += b.args.N; return nil }))
 }
 
-// enterChildren starts the loaded children, the clocks of their timeouts and
-// the later waves.
+// enterChildren makes the loaded children timelines of this process.
 func (s *Sandbox) enterChildren(b *branching) {
-	for i := range b.rec.Children {
-		if c := b.copies[i]; c != nil {
-			b.kids = append(b.kids, s.enterChild(c))
-		}
+	for _, c := range b.loading() {
+		b.kids = append(b.kids, s.enter(c, ""))
 	}
-	s.conduct(b.rec, b.kids)
-	s.wakeWaiters()
-}
-
-// enterChild makes a committed child run. Its turn is held until it is thawed.
-func (s *Sandbox) enterChild(c *newcopy) *timeline {
-	t := s.enter(c, "")
-	t.take(t.ctx)
-	return t
 }
 
 // conduct carries a committed branch to its end: thaws its children, loads
@@ -334,7 +335,7 @@ func (s *Sandbox) conduct(rec BranchRecord, kids []*timeline) {
 		if s.ctx.Err() != nil {
 			return
 		}
-		err := s.commit("journal.branched", func(tx Tx) error { return branches.delete(tx, string(rec.ID)) })
+		err := s.record("journal.branched", func(tx Tx) error { return branches.delete(tx, string(rec.ID)) })
 		if err != nil {
 			s.log.Error("close the record of a branch", "branch", rec.ID, "error", err)
 		}
@@ -406,7 +407,7 @@ func (s *Sandbox) laterWaves(rec BranchRecord) {
 		if next == nil {
 			return
 		}
-		if live >= rec.MaxLive {
+		if live >= rec.MaxLive || s.reserve(1) != nil {
 			select {
 			case <-changed:
 			case <-s.ctx.Done():
@@ -414,6 +415,7 @@ func (s *Sandbox) laterWaves(rec BranchRecord) {
 			continue
 		}
 		s.loadWaiting(rec, *next)
+		s.unreserve(1)
 	}
 }
 
@@ -471,7 +473,7 @@ func (s *Sandbox) startWaiting(rec *BranchRecord, child BranchChild) (*timeline,
 		if line, err = lines.need(tx, string(child.Line)); err != nil {
 			return err
 		}
-		return parentLives(tx, rec.Parent)
+		return s.parentLives(tx, rec.Parent)
 	})
 	if err != nil {
 		return nil, *rec, err
@@ -485,8 +487,9 @@ func (s *Sandbox) startWaiting(rec *BranchRecord, child BranchChild) (*timeline,
 		return nil, *rec, errors.Join(err, s.dropCopies(c))
 	}
 	var now BranchRecord
+	var t *timeline
 	err = s.commit("journal.wave", func(tx Tx) error {
-		if err := parentLives(tx, rec.Parent); err != nil {
+		if err := s.parentLives(tx, rec.Parent); err != nil {
 			return err
 		}
 		if now, err = branches.need(tx, string(rec.ID)); err != nil {
@@ -498,17 +501,22 @@ func (s *Sandbox) startWaiting(rec *BranchRecord, child BranchChild) (*timeline,
 		}
 		k.State, k.Timeline, k.VM, k.Stream = ChildLoaded, c.timeline, c.vmID, c.stream
 		return errors.Join(branches.put(tx, string(rec.ID), now), c.become(tx, line))
-	})
+	}, func() { t = s.enter(c, "") })
 	if err != nil {
 		return nil, *rec, errors.Join(err, s.dropCopies(c))
 	}
-	return s.enterChild(c), now, nil
+	return t, now, nil
 }
 
-// parentLives refuses to start children of a parent that ended or stopped.
-func parentLives(tx Tx, parent protocol.TimelineID) error {
+// parentLives refuses to start children of a parent that ended or stopped, or
+// in a sandbox that ended.
+func (s *Sandbox) parentLives(tx Tx, parent protocol.TimelineID) error {
 	if parent == "" {
-		return nil
+		rec, err := sandboxes.need(tx, string(s.id))
+		if err == nil && rec.State == StateEnded {
+			err = protocol.Errorf(protocol.CodeSandboxStopped, "the sandbox has ended")
+		}
+		return err
 	}
 	r, err := timelines.need(tx, string(parent))
 	if err != nil {

@@ -19,6 +19,11 @@ type rejected struct{ error }
 
 func (r rejected) Unwrap() error { return r.error }
 
+// unwritten is a write that failed and is known not to be on disk.
+type unwritten struct{ error }
+
+func (u unwritten) Unwrap() error { return u.error }
+
 // errDown ends operations when their process is going away: whatever they
 // had not committed is undone by recovery.
 var errDown = errors.New("the host is shutting down")
@@ -26,13 +31,24 @@ var errDown = errors.New("the host is shutting down")
 // commit runs one transaction and returns nil once it is on disk. An error
 // means that it is not. When the write itself fails nobody can tell, so
 // nothing happens until a later transaction has read whether it is there
-// (section 9 of the protocol). Commits of one sandbox are one after another.
-func (s *Sandbox) commit(label string, f func(Tx) error) error {
-	s.commits.Lock()
-	defer s.commits.Unlock()
-	if s.ctx.Err() != nil {
+// (section 9 of the protocol). Commits of one sandbox are one after another;
+// then runs before the next, so that what this process knows never differs
+// from what a later transaction reads.
+func (s *Sandbox) commit(label string, f func(Tx) error, then ...func()) error {
+	if err := s.commits.enter(s.ctx); err != nil {
 		return errDown
 	}
+	defer s.commits.leave()
+	err := s.write(label, f)
+	if err == nil {
+		for _, g := range then {
+			g()
+		}
+	}
+	return err
+}
+
+func (s *Sandbox) write(label string, f func(Tx) error) error {
 	mark := []byte(rand.Text())
 	err := s.journal.Update(label, func(tx Tx) error {
 		if err := f(tx); err != nil {
@@ -57,13 +73,44 @@ func (s *Sandbox) commit(label string, f func(Tx) error) error {
 			return nil
 		}
 		if confirm == nil {
-			return fmt.Errorf("write journal (%s): %w", label, diskError(err))
+			return unwritten{fmt.Errorf("write journal (%s): %w", label, diskError(err))}
 		}
 		if sleep(s.ctx, wait) != nil {
 			return errDown
 		}
 	}
 }
+
+// record is commit for what has happened already and cannot be undone, such
+// as the death of a machine: it is written again until it is on disk.
+func (s *Sandbox) record(label string, f func(Tx) error, then ...func()) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := s.commit(label, f, then...)
+		if _, again := errors.AsType[unwritten](err); !again {
+			return err
+		}
+		if sleep(s.ctx, wait) != nil {
+			return errDown
+		}
+	}
+}
+
+// gate is a lock that is held across I/O. Who waits for it goes away with ctx.
+type gate chan struct{}
+
+func (g gate) enter(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case g <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (g gate) leave() { <-g }
 
 // view reads the journal.
 func (s *Sandbox) view(f func(Tx) error) error { return s.journal.View(f) }

@@ -101,7 +101,7 @@ func (s *Sandbox) dropCopies(copies ...*newcopy) error {
 			errs = append(errs, c.vm.Kill())
 		}
 	}
-	return errors.Join(append(errs, s.commit("journal.drop", func(tx Tx) error {
+	return errors.Join(append(errs, s.record("journal.drop", func(tx Tx) error {
 		for _, c := range copies {
 			if err := errors.Join(vms.delete(tx, string(c.vmID)), streams.delete(tx, string(c.stream))); err != nil {
 				return err
@@ -111,11 +111,13 @@ func (s *Sandbox) dropCopies(copies ...*newcopy) error {
 	}))...)
 }
 
-// enter makes a committed copy a running timeline of this process.
+// enter makes a copy that is being committed a running timeline of this
+// process. Its turn is held by the caller.
 func (s *Sandbox) enter(c *newcopy, replaces protocol.TimelineID) *timeline {
 	t := s.newTimeline(TimelineRecord{ID: c.timeline, Line: c.line, Origin: c.origin, Stream: c.stream, Freezes: c.freeze, Incarnation: 1}, c.vm)
 	t.current = c.session
 	t.replaces = replaces
+	t.turn <- struct{}{}
 	s.mu.Lock()
 	s.timelines[t.id] = t
 	s.mu.Unlock()

@@ -21,7 +21,11 @@ func (s *Sandbox) endTimelines(tx Tx, ids []protocol.TimelineID, why *protocol.E
 			continue
 		}
 		r.State, r.Reason, r.Hibernated = StateEnded, why, nil
-		if err := errors.Join(timelines.put(tx, string(id), r), s.dropResults(tx, id)); err != nil {
+		over := why
+		if over == nil {
+			over = protocol.Errorf(protocol.CodeSandboxStopped, "its parent has ended")
+		}
+		if err := errors.Join(timelines.put(tx, string(id), r), endWaiting(tx, id, over), streams.delete(tx, string(r.Stream)), s.dropResults(tx, id)); err != nil {
 			return err
 		}
 	}
@@ -141,6 +145,7 @@ func (s *Sandbox) leave(ids []protocol.TimelineID, why *protocol.Error) {
 			delete(s.timelines, id)
 		}
 	}
+	s.reserved += len(gone) // until they are killed
 	s.mu.Unlock()
 	for _, t := range gone {
 		if err := t.machine().Kill(); err != nil {
@@ -148,8 +153,9 @@ func (s *Sandbox) leave(ids []protocol.TimelineID, why *protocol.Error) {
 		}
 		t.close()
 	}
+	s.unreserve(len(gone))
 	if len(gone) > 0 {
-		err := s.commit("journal.left", func(tx Tx) error {
+		err := s.record("journal.left", func(tx Tx) error {
 			for _, t := range gone {
 				if err := vms.delete(tx, string(t.machine().ID())); err != nil {
 					return err
@@ -181,11 +187,10 @@ func (s *Sandbox) wakeWaiters() {
 // collectGarbage removes internal captures to which nothing refers, and the
 // oldest automatic checkpoints beyond those that are kept.
 func (s *Sandbox) collectGarbage() {
-	if s.ctx.Err() != nil {
+	if s.garbage.enter(s.ctx) != nil {
 		return
 	}
-	s.garbage.Lock()
-	defer s.garbage.Unlock()
+	defer s.garbage.leave()
 	list, err := s.checkpoints.List(s.ctx)
 	if err != nil {
 		s.log.Error("list checkpoints", "error", err)

@@ -36,7 +36,7 @@ func (s *Sandbox) finishCall(t *timeline, key protocol.Key, a protocol.FinishArg
 	}
 	result.Checkpoint = cp.ID
 	if err := s.endLine(op, t, "journal.finish", result, nil); err != nil {
-		return errors.Join(s.undo(t, h, err), s.checkpoints.Remove(s.ctx, cp.ID))
+		return s.undoPublished(t, h, err)
 	}
 	return errSettled
 }
@@ -45,13 +45,20 @@ func (s *Sandbox) finishCall(t *timeline, key protocol.Key, a protocol.FinishArg
 // it; the current timeline's end is the sandbox's. The caller holds t's turn.
 // An error means that nothing was changed.
 func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result protocol.ChildResult, why *protocol.Error) error {
-	below, release, err := s.turnsBelow(ctx, t.id)
+	current, err := s.isCurrent(t)
+	if err != nil {
+		return err
+	}
+	which := func(tx Tx) ([]protocol.TimelineID, error) { return descendants(tx, t.id) }
+	if current {
+		which = unended
+	}
+	release, err := s.turnsOf(ctx, which, t)
 	if err != nil {
 		return err
 	}
 	defer release()
-	all := append([]protocol.TimelineID{t.id}, below...)
-	current := false
+	var all []protocol.TimelineID
 	err = s.commit(label, func(tx Tx) error {
 		r, err := timelines.need(tx, string(t.id))
 		if err != nil {
@@ -64,15 +71,13 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 		if err != nil {
 			return err
 		}
-		rec, err := sandboxes.need(tx, string(s.id))
-		if err != nil {
+		if all, err = which(tx); err != nil {
 			return err
 		}
-		if current = rec.FirstLine == line.ID; current {
-			if all, err = unended(tx); err != nil {
-				return err
-			}
+		if current {
 			err = s.endSandbox(tx, why)
+		} else {
+			all = append([]protocol.TimelineID{t.id}, all...)
 		}
 		return errors.Join(err, s.fillSlot(tx, line, result), s.endTimelines(tx, all, why))
 	})
@@ -86,10 +91,10 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 	return nil
 }
 
-// turnsBelow takes the turns of everything below a timeline whose turn the
-// caller holds. While they are waited for, lines may be restored: it looks
-// again until it holds all that is there, and then nothing can be added.
-func (s *Sandbox) turnsBelow(ctx context.Context, id protocol.TimelineID) ([]protocol.TimelineID, func(), error) {
+// turnsOf takes the turns of the timelines that which lists, but for those
+// that the caller holds. While they are waited for, lines may be restored: it
+// looks again until it holds all that is there, and then nothing can be added.
+func (s *Sandbox) turnsOf(ctx context.Context, which func(Tx) ([]protocol.TimelineID, error), holds ...*timeline) (func(), error) {
 	var releases []func()
 	release := func() {
 		for _, r := range releases {
@@ -97,21 +102,24 @@ func (s *Sandbox) turnsBelow(ctx context.Context, id protocol.TimelineID) ([]pro
 		}
 	}
 	held := map[protocol.TimelineID]bool{}
+	for _, t := range holds {
+		held[t.id] = true
+	}
 	for {
-		var below, more []protocol.TimelineID
+		var ids, more []protocol.TimelineID
 		err := s.view(func(tx Tx) error {
 			var err error
-			below, err = descendants(tx, id)
+			ids, err = which(tx)
 			return err
 		})
-		for _, d := range below {
-			if !held[d] {
-				held[d] = true
-				more = append(more, d)
+		for _, id := range ids {
+			if !held[id] {
+				held[id] = true
+				more = append(more, id)
 			}
 		}
 		if err == nil && len(more) == 0 {
-			return below, release, nil
+			return release, nil
 		}
 		if err == nil {
 			var r func()
@@ -121,7 +129,7 @@ func (s *Sandbox) turnsBelow(ctx context.Context, id protocol.TimelineID) ([]pro
 		}
 		if err != nil {
 			release()
-			return nil, nil, err
+			return nil, err
 		}
 	}
 }
@@ -195,5 +203,5 @@ func (s *Sandbox) adoptCall(t *timeline, key protocol.Key, a protocol.AdoptArgs)
 	if err != nil {
 		return err
 	}
-	return s.restore(t.ctx, restoring{line: t.line, key: key, target: kept, payload: a.Payload, keep: true, adopt: true})
+	return s.restore(t.ctx, restoring{line: t.line, key: key, target: kept, payload: a.Payload, keep: true})
 }

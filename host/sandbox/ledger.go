@@ -47,8 +47,7 @@ func overBudget(name string, limit, used int64, format string, args ...any) erro
 }
 
 // reserveBranch checks depth, width, live machines and memory, and holds the
-// machines of the first wave until they are counted as running. One machine
-// more than the limit may exist for the time of a restore.
+// room of the first wave until it is counted as running.
 func (s *Sandbox) reserveBranch(b *branching) (unreserve func(), err error) {
 	l := s.spec.Limits.withDefaults()
 	var parent LineRecord
@@ -67,22 +66,52 @@ func (s *Sandbox) reserveBranch(b *branching) (unreserve func(), err error) {
 		return nil, overBudget(protocol.BudgetWidth, int64(l.Width), int64(b.args.N), "over budget: branch(%d), limit of width %d", b.args.N, l.Width)
 	}
 	n := wave(b.args)
+	if err := s.reserve(n); err != nil {
+		return nil, err
+	}
+	return func() { s.unreserve(n) }, nil
+}
+
+// reserve holds the room of n machines until they run or are given up.
+func (s *Sandbox) reserve(n int) error {
+	l := s.spec.Limits.withDefaults()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	used := len(s.timelines) + s.reserved
 	if used+n > l.Live {
-		return nil, overBudget(protocol.BudgetLive, int64(l.Live), int64(used), "over budget: %d machines run, %d more would exceed the limit of %d", used, n, l.Live)
+		return overBudget(protocol.BudgetLive, int64(l.Live), int64(used), "over budget: %d machines run, %d more would exceed the limit of %d", used, n, l.Live)
 	}
 	if l.Memory > 0 && int64(used+n)*s.spec.MemoryBytes > l.Memory {
-		return nil, overBudget(protocol.BudgetMemory, l.Memory, int64(used)*s.spec.MemoryBytes,
+		return overBudget(protocol.BudgetMemory, l.Memory, int64(used)*s.spec.MemoryBytes,
 			"over budget: %d machines of %d bytes would exceed the memory limit of %d", used+n, s.spec.MemoryBytes, l.Memory)
 	}
 	s.reserved += n
-	return func() {
-		s.mu.Lock()
-		s.reserved -= n
-		s.mu.Unlock()
-	}, nil
+	return nil
+}
+
+// unreserve gives the room back, to later waves first.
+func (s *Sandbox) unreserve(n int) {
+	s.mu.Lock()
+	s.reserved -= n
+	s.mu.Unlock()
+	if n > 0 {
+		s.wakeWaiters()
+	}
+}
+
+// reserveReplacement holds the room of a restore's new machine. While the old
+// one runs, one restore at a time may have it beyond the limits.
+func (s *Sandbox) reserveReplacement(ctx context.Context, running bool) (unreserve func(), err error) {
+	if err = s.reserve(1); err == nil {
+		return func() { s.unreserve(1) }, nil
+	}
+	if !running {
+		return nil, err
+	}
+	if err := s.spare.enter(ctx); err != nil {
+		return nil, err
+	}
+	return s.spare.leave, nil
 }
 
 // checkDisk refuses a capture when the sandbox's checkpoints are at their

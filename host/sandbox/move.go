@@ -32,11 +32,12 @@ func (s *Sandbox) accountCapture(t *timeline, cp Checkpoint) {
 }
 
 // rebase moves a held timeline onto a new base made of this capture (section
-// 5). The snapshot's outcome travels in the last thaw.
-func (s *Sandbox) rebase(ctx context.Context, t *timeline, h *held) (protocol.CheckpointID, error) {
+// 5), up to the thaw of the new machine. On an error the caller of the snapshot
+// has had its outcome, or the timeline has no machine any more.
+func (s *Sandbox) rebase(ctx context.Context, t *timeline, h *held) (Checkpoint, error) {
 	cp, err := h.capture.Publish(ctx)
 	if err != nil {
-		return "", s.undo(t, h, diskError(err))
+		return cp, s.undo(t, h, diskError(err))
 	}
 	old := t.machine()
 	err = s.commit("journal.move", func(tx Tx) error {
@@ -49,7 +50,7 @@ func (s *Sandbox) rebase(ctx context.Context, t *timeline, h *held) (protocol.Ch
 		})
 	})
 	if err != nil {
-		return "", errors.Join(s.undo(t, h, err), s.checkpoints.Remove(s.ctx, cp.ID))
+		return cp, s.undoPublished(t, h, err)
 	}
 	t.detach()
 	if err := old.Kill(); err != nil {
@@ -58,24 +59,9 @@ func (s *Sandbox) rebase(ctx context.Context, t *timeline, h *held) (protocol.Ch
 	if err := s.wake(t, cp, old.ID()); err != nil {
 		why := protocol.Errorf(protocol.CodeOf(err), "move to a new base: %v", err)
 		s.hibernated(t, why)
-		return "", errors.Join(why, errSettled)
+		return cp, errors.Join(why, errSettled)
 	}
-	th := thawing{freeze: h.freeze, reason: protocol.ReasonSnapshot, since: h.since}
-	if !h.key.IsZero() {
-		th.outcome = &protocol.Outcome{Key: h.key}
-		if !h.meta.DurableWanted {
-			if th.outcome.Value, err = encode(protocol.SnapshotResult{ID: cp.ID}); err != nil {
-				return "", err
-			}
-		} else {
-			th.outcome = nil
-		}
-	}
-	if err := s.thaw(t, th); err != nil {
-		return cp.ID, s.lostOr(t, err)
-	}
-	s.emit(Event{Kind: EventCheckpoint, Timeline: t.id, Line: t.line, Checkpoint: cp.ID})
-	return cp.ID, nil
+	return cp, nil
 }
 
 // must answers an error when the timeline is not in the state an operation
@@ -119,16 +105,31 @@ func (s *Sandbox) wake(t *timeline, cp Checkpoint, old protocol.VMID) error {
 				}
 				r.State, r.Hibernated, r.Incarnation, r.VM = StateLive, nil, incarnation, id
 				return nil
-			}))
+			}),
+			s.currentIs(tx, t.line, StateRunning, nil))
+	}, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.timelines[t.id] = t
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.vm, t.incarnation, t.current, t.recopied, t.written = vm, incarnation, ss, 0, 0
 	})
 	if err != nil {
 		ss.close()
 		return errors.Join(err, s.dropVM(id, vm))
 	}
-	t.mu.Lock()
-	t.vm, t.incarnation, t.current, t.recopied, t.written = vm, incarnation, ss, 0, 0
-	t.mu.Unlock()
 	return nil
+}
+
+// currentIs records the state of the sandbox when line is its first.
+func (s *Sandbox) currentIs(tx Tx, line protocol.LineID, state State, why *protocol.Error) error {
+	return sandboxes.change(tx, string(s.id), func(r *SandboxRecord) error {
+		if r.FirstLine == line {
+			r.State, r.Reason = state, why
+		}
+		return nil
+	})
 }
 
 // dropVM kills a VM of an operation that did not commit and removes its record.
@@ -137,7 +138,7 @@ func (s *Sandbox) dropVM(id protocol.VMID, vm VM) error {
 	if vm != nil {
 		err = vm.Kill()
 	}
-	return errors.Join(err, s.commit("journal.drop", func(tx Tx) error { return vms.delete(tx, string(id)) }))
+	return errors.Join(err, s.record("journal.drop", func(tx Tx) error { return vms.delete(tx, string(id)) }))
 }
 
 // hibernated gives up the running side of a timeline whose wake failed; its
@@ -146,21 +147,12 @@ func (s *Sandbox) hibernated(t *timeline, why *protocol.Error) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	current := false
-	err := s.commit("journal.hibernated", func(tx Tx) error {
-		return sandboxes.change(tx, string(s.id), func(r *SandboxRecord) error {
-			current = r.FirstLine == t.line
-			if current {
-				r.State, r.Reason = StateHibernated, why
-			}
-			return nil
-		})
-	})
+	err := s.record("journal.hibernated", func(tx Tx) error { return s.currentIs(tx, t.line, StateHibernated, why) })
 	if err != nil {
 		s.log.Error("record a failed wake", "timeline", t.id, "error", err)
 	}
 	s.leave([]protocol.TimelineID{t.id}, why)
-	if current {
+	if current, err := s.isCurrent(t); err == nil && current {
 		s.finished(why)
 	}
 }

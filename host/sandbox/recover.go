@@ -24,6 +24,7 @@ func Recover(ctx context.Context, d Deps, id protocol.SandboxID) (*Sandbox, erro
 		return nil, fmt.Errorf("recover sandbox: %w", err)
 	}
 	s := newSandbox(id, rec.Spec, d)
+	defer s.bound(ctx)()
 	if err := s.recover(ctx); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("recover sandbox %s: %w", id, err)
@@ -46,21 +47,34 @@ func (s *Sandbox) recover(ctx context.Context) error {
 		return err
 	}
 	for _, v := range alive {
-		if err := v.vm.Resume(ctx); err != nil {
-			return fmt.Errorf("un-pause VM of %s: %w", v.rec.ID, err)
-		}
 		t := s.newTimeline(v.rec, v.vm)
-		t.take(t.ctx)
+		t.turn <- struct{}{}
 		s.mu.Lock()
 		s.timelines[t.id] = t
 		s.mu.Unlock()
 	}
-	return s.resumeOperations(ctx)
+	for _, v := range alive {
+		if err := v.vm.Resume(ctx); err != nil {
+			s.stopped(s.timeline(v.rec.ID), protocol.Errorf(protocol.CodeChildLost, "un-pause: %v", err))
+		}
+	}
+	if err := s.resumeOperations(ctx); err != nil {
+		return err
+	}
+	var rec SandboxRecord
+	err = s.view(func(tx Tx) error {
+		rec, err = sandboxes.need(tx, string(s.id))
+		return err
+	})
+	if err == nil && rec.State != StateRunning {
+		s.finished(rec.Reason)
+	}
+	return err
 }
 
 // sweep is row A: it kills what no live timeline owns and removes the
 // leftovers; it returns the survivors.
-func (s *Sandbox) sweep(ctx context.Context) (map[protocol.TimelineID]survivor, error) {
+func (s *Sandbox) sweep(ctx context.Context) ([]survivor, error) {
 	var recs []VMRecord
 	owners := map[protocol.VMID]TimelineRecord{}
 	err := s.view(func(tx Tx) error {
@@ -79,16 +93,15 @@ func (s *Sandbox) sweep(ctx context.Context) (map[protocol.TimelineID]survivor, 
 	if err != nil {
 		return nil, err
 	}
-	alive := map[protocol.TimelineID]survivor{}
+	var alive []survivor
 	var gone []protocol.VMID
 	for _, r := range recs {
 		if t, ok := owners[r.ID]; ok {
 			vm, err := s.machines.Adopt(ctx, r)
 			if err != nil {
-				return nil, fmt.Errorf("adopt VM %s: %w", r.ID, err)
-			}
-			if vm != nil {
-				alive[t.ID] = survivor{t, vm}
+				s.log.Error("adopt VM", "vm", r.ID, "timeline", t.ID, "error", err)
+			} else if vm != nil {
+				alive = append(alive, survivor{t, vm})
 				continue
 			}
 		}
@@ -132,7 +145,11 @@ func dropStreams(tx Tx) error {
 }
 
 // recordEnds is row B.
-func (s *Sandbox) recordEnds(ctx context.Context, alive map[protocol.TimelineID]survivor) error {
+func (s *Sandbox) recordEnds(ctx context.Context, alive []survivor) error {
+	lives := map[protocol.TimelineID]bool{}
+	for _, v := range alive {
+		lives[v.rec.ID] = true
+	}
 	var all []TimelineRecord
 	err := s.view(func(tx Tx) error {
 		var err error
@@ -144,8 +161,8 @@ func (s *Sandbox) recordEnds(ctx context.Context, alive map[protocol.TimelineID]
 	}
 	why := map[protocol.TimelineID]*protocol.Error{}
 	for _, t := range all {
-		switch _, lives := alive[t.ID]; {
-		case t.State == StateLive && !lives:
+		switch {
+		case t.State == StateLive && !lives[t.ID]:
 			why[t.ID] = protocol.Errorf(protocol.CodeChildLost, "its machine ended with the host process")
 		case t.State == StateHibernated:
 			if err := s.checkpoints.Check(ctx, t.Hibernated.Checkpoint); err != nil {
@@ -179,19 +196,27 @@ func (s *Sandbox) recordEnds(ctx context.Context, alive map[protocol.TimelineID]
 func (s *Sandbox) resumeOperations(ctx context.Context) error {
 	var bs []BranchRecord
 	var rs []RestoreRecord
+	var asleep []TimelineRecord
 	err := s.view(func(tx Tx) error {
 		var err error
 		if bs, err = branches.all(tx); err != nil {
 			return err
 		}
-		rs, err = restores.all(tx)
+		if rs, err = restores.all(tx); err != nil {
+			return err
+		}
+		all, err := timelines.all(tx)
+		for _, r := range all {
+			if r.State == StateHibernated && r.Hibernated.Wake && s.resident {
+				asleep = append(asleep, r)
+			}
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	list, err := s.checkpoints.List(ctx)
-	if err != nil {
+	if err := s.readOwed(ctx, bs); err != nil {
 		return err
 	}
 	thawing := map[protocol.TimelineID]bool{}
@@ -203,94 +228,74 @@ func (s *Sandbox) resumeOperations(ctx context.Context) error {
 			thawing[c.Timeline] = thawing[c.Timeline] || c.State == ChildLoaded
 		}
 	}
-	answers := s.answers(bs, list)
 	var all sync.WaitGroup
 	for _, t := range s.running() {
 		if !thawing[t.id] {
-			all.Go(func() { s.rejoin(t, answers) })
+			all.Go(func() { s.rejoin(t) })
 		}
 	}
 	for _, r := range rs {
 		if t := s.timeline(r.New); t != nil {
-			all.Go(func() { s.rejoinRestore(t, r, answers) })
-		} else if err := s.commit("journal.restored", func(tx Tx) error { return restores.delete(tx, string(r.New)) }); err != nil {
+			all.Go(func() { s.rejoinRestore(t, r) })
+		} else if err := s.record("journal.restored", func(tx Tx) error { return restores.delete(tx, string(r.New)) }); err != nil {
 			return err
 		}
 	}
+	for _, r := range asleep {
+		all.Go(func() { s.wakeMoved(r) })
+	}
 	for _, b := range bs {
-		s.rejoinBranch(b, answers)
+		s.rejoinBranch(b)
 	}
 	all.Wait()
 	s.collectGarbage()
 	return nil
 }
 
-// answer of an operation that committed under an earlier daemon.
+// recorded is the answer of an operation that committed under an earlier
+// daemon.
 type recorded struct {
 	value   any
 	durable protocol.CheckpointID // make this durable first
 }
 
-// answers lists what recorded operations owe their callers.
-func (s *Sandbox) answers(bs []BranchRecord, list []Checkpoint) map[protocol.Key]recorded {
-	out := map[protocol.Key]recorded{}
+// readOwed lists what recorded operations owe their callers.
+func (s *Sandbox) readOwed(ctx context.Context, bs []BranchRecord) error {
+	list, err := s.checkpoints.List(ctx)
+	if err != nil {
+		return err
+	}
+	s.owed = map[protocol.Key]recorded{}
 	for _, cp := range list {
 		if cp.Kind == protocol.CallSnapshot && !cp.Key.IsZero() {
 			r := recorded{value: protocol.SnapshotResult{ID: cp.ID}}
 			if cp.DurableWanted && !cp.Durable {
 				r.durable = cp.ID
 			}
-			out[cp.Key] = r
+			s.owed[cp.Key] = r
 		}
 	}
 	for _, b := range bs {
 		if !b.Key.IsZero() {
-			out[b.Key] = recorded{value: protocol.BranchResult{ID: b.ID, Checkpoint: b.Checkpoint, N: len(b.Children)}}
+			s.owed[b.Key] = recorded{value: protocol.BranchResult{ID: b.ID, Checkpoint: b.Checkpoint, N: len(b.Children)}}
 		}
 	}
-	return out
+	return nil
 }
 
-// rejoin brings a surviving guest back: what it still waits for is answered
-// from the records, or with CodeHostRestarted; a plain finish is sent again
-// by the guest. The turn is held.
-func (s *Sandbox) rejoin(t *timeline, answers map[protocol.Key]recorded) {
+// rejoin brings a surviving guest back; what it still waits for is answered
+// from the records, or with CodeHostRestarted. The turn is held.
+func (s *Sandbox) rejoin(t *timeline) {
 	defer t.release()
-	if s.rejoinHeld(t, answers) {
+	if t.ctx.Err() == nil && s.settle(t, protocol.Key{}, nil) {
 		s.watch(t)
 	}
 }
 
-func (s *Sandbox) rejoinHeld(t *timeline, answers map[protocol.Key]recorded) bool {
-	ctx, cancel := context.WithTimeout(t.ctx, s.timeouts.Silence)
-	ss, err := s.dial(ctx, t.machine())
-	cancel()
-	if err != nil {
-		s.stopped(t, protocol.Errorf(protocol.CodeChildLost, "%v", err))
-		return false
-	}
-	pendingCalls := ss.hello.Pending
-	for _, p := range pendingCalls {
-		if p.Kind != protocol.CallFinish {
-			t.expectAck(p.Key) // taken: a call sent again is not run again
-		}
-	}
-	ss.close()
-	if !s.settle(t, protocol.Key{}, nil) {
-		return false
-	}
-	for _, p := range pendingCalls {
-		if p.Kind != protocol.CallFinish {
-			s.task(func() { s.answerRecorded(t, p.Key, answers) })
-		}
-	}
-	return true
-}
-
-func (s *Sandbox) answerRecorded(t *timeline, key protocol.Key, answers map[protocol.Key]recorded) {
-	r, ok := answers[key]
+func (s *Sandbox) answerRecorded(t *timeline, key protocol.Key) {
+	r, ok := s.owed[key]
 	if !ok {
-		s.answer(t, key, nil, protocol.Errorf(protocol.CodeHostRestarted, "the host was restarted while the call was pending"))
+		s.answer(t, key, nil, protocol.Errorf(protocol.CodeHostRestarted, "the call was lost with the host's process, or on its way to it"))
 		return
 	}
 	if r.durable != "" {
@@ -302,6 +307,28 @@ func (s *Sandbox) answerRecorded(t *timeline, key protocol.Key, answers map[prot
 	s.answer(t, key, r.value, nil)
 }
 
+// wakeMoved loads the next incarnation of a timeline whose move was cut short,
+// and lets it go on: its callers wait in the checkpoint.
+func (s *Sandbox) wakeMoved(r TimelineRecord) {
+	t := s.newTimeline(r, nil)
+	t.turn <- struct{}{}
+	defer t.release()
+	cp, err := s.checkpoints.Get(s.ctx, r.Hibernated.Checkpoint)
+	if err == nil {
+		err = s.wake(t, cp, r.VM)
+	}
+	if err != nil {
+		s.hibernated(t, protocol.Errorf(protocol.CodeOf(err), "wake: %v", err))
+		return
+	}
+	// The answer follows, as for a timeline that kept its machine.
+	if err := s.thaw(t, thawing{freeze: cp.Freeze, reason: protocol.ReasonWake, since: cp.Created}); err != nil {
+		s.lostOr(t, err)
+		return
+	}
+	s.watch(t)
+}
+
 // thawedBefore tells whether a guest already runs as its timeline: the thaw
 // of its first freeze arrived before the daemon ended.
 func (s *Sandbox) thawedBefore(t *timeline) bool {
@@ -311,15 +338,15 @@ func (s *Sandbox) thawedBefore(t *timeline) bool {
 	return err == nil && ss.hello.Timeline == t.id
 }
 
-func (s *Sandbox) rejoinRestore(t *timeline, r RestoreRecord, answers map[protocol.Key]recorded) {
-	defer t.release()
+func (s *Sandbox) rejoinRestore(t *timeline, r RestoreRecord) {
 	if s.thawedBefore(t) {
-		err := s.commit("journal.restored", func(tx Tx) error { return restores.delete(tx, string(t.id)) })
-		if err == nil && s.rejoinHeld(t, answers) {
-			s.watch(t)
+		err := s.record("journal.restored", func(tx Tx) error { return restores.delete(tx, string(t.id)) })
+		if err == nil {
+			s.rejoin(t)
 		}
 		return
 	}
+	defer t.release()
 	cp, err := s.checkpoints.Get(s.ctx, r.Target)
 	if err != nil {
 		cp = Checkpoint{ID: r.Target, Created: time.Now()}
@@ -331,7 +358,7 @@ func (s *Sandbox) rejoinRestore(t *timeline, r RestoreRecord, answers map[protoc
 	}
 }
 
-func (s *Sandbox) rejoinBranch(b BranchRecord, answers map[protocol.Key]recorded) {
+func (s *Sandbox) rejoinBranch(b BranchRecord) {
 	var fresh []*timeline
 	for _, c := range b.Children {
 		t := s.timeline(c.Timeline)
@@ -339,7 +366,7 @@ func (s *Sandbox) rejoinBranch(b BranchRecord, answers map[protocol.Key]recorded
 			continue
 		}
 		if s.thawedBefore(t) {
-			s.task(func() { s.rejoin(t, answers) })
+			s.task(func() { s.rejoin(t) })
 			continue
 		}
 		fresh = append(fresh, t)

@@ -49,19 +49,23 @@ type restoring struct {
 	payload []byte
 	keep    bool // the present
 	detach  bool // what is below, instead of ending it
-	adopt   bool // the target is a child's kept end
 
 	cp      Checkpoint
 	old     TimelineRecord
 	running *timeline // of old; nil when it has no machine
 	held    *held
-	below   []protocol.TimelineID
+	unpin   func() // the kept present
+	ended   []protocol.TimelineID
 	copy    *newcopy
+
+	replacement *timeline // committed
 }
 
 // restore runs section 8.
 func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 	defer s.pin(r.target)()
+	r.unpin = func() {}
+	defer func() { r.unpin() }()
 	var err error
 	if r.cp, err = s.target(ctx, r.target); err != nil {
 		return err
@@ -71,6 +75,11 @@ func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 		return err
 	}
 	defer release()
+	unreserve, err := s.reserveReplacement(ctx, r.running != nil)
+	if err != nil {
+		return err
+	}
+	defer unreserve()
 	if r.running != nil {
 		op, done := r.running.operation()
 		defer done()
@@ -81,7 +90,8 @@ func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 	}
 	line, err := s.loadNew(ctx, &r)
 	if err == nil {
-		err = s.commit("journal.restore", func(tx Tx) error { return s.commitRestore(tx, &r, line) })
+		err = s.commit("journal.restore", func(tx Tx) error { return s.commitRestore(tx, &r, line) },
+			func() { r.replacement = s.enter(r.copy, r.old.ID) })
 		if err != nil {
 			err = errors.Join(err, s.dropCopies(r.copy))
 		}
@@ -130,12 +140,11 @@ func (s *Sandbox) takeLine(ctx context.Context, r *restoring) (release func(), e
 		}
 		releaseOld = r.running.release
 	}
-	below, releaseBelow, err := s.turnsBelow(ctx, r.old.ID)
+	releaseBelow, err := s.turnsOf(ctx, func(tx Tx) ([]protocol.TimelineID, error) { return descendants(tx, r.old.ID) })
 	if err != nil {
 		releaseOld()
 		return nil, err
 	}
-	r.below = below
 	return func() { releaseBelow(); releaseOld() }, nil
 }
 
@@ -161,6 +170,7 @@ func (s *Sandbox) holdOld(ctx context.Context, r *restoring) error {
 	if err != nil {
 		return err
 	}
+	r.unpin = s.pin(h.meta.ID)
 	if _, err := h.capture.Publish(ctx); err != nil {
 		return s.undo(t, h, diskError(err))
 	}
@@ -219,15 +229,20 @@ func (s *Sandbox) commitRestore(tx Tx, r *restoring, line LineRecord) error {
 		op.Kept = r.held.meta.ID
 	}
 	why := protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID)
+	r.ended = []protocol.TimelineID{r.old.ID}
 	if r.detach {
 		if err := detachBelow(tx, r.old.ID); err != nil {
 			return err
 		}
-		r.below = nil
+	} else {
+		below, err := descendants(tx, r.old.ID)
+		if err != nil {
+			return err
+		}
+		r.ended = append(r.ended, below...)
 	}
 	return errors.Join(
-		endWaiting(tx, r.old.ID, why),
-		s.endTimelines(tx, append(r.below, r.old.ID), why),
+		s.endTimelines(tx, r.ended, why),
 		r.copy.become(tx, line),
 		restores.put(tx, string(op.New), op),
 		sandboxes.change(tx, string(s.id), func(rec *SandboxRecord) error {
@@ -255,7 +270,8 @@ func detachBelow(tx Tx, parent protocol.TimelineID) error {
 	return nil
 }
 
-// endWaiting ends the slots that still wait for a wave of an ended parent.
+// endWaiting ends the slots that still wait for a wave of a parent that is
+// over ("": of an operator's branches).
 func endWaiting(tx Tx, parent protocol.TimelineID, why *protocol.Error) error {
 	ops, err := branches.all(tx)
 	if err != nil {
@@ -266,8 +282,12 @@ func endWaiting(tx Tx, parent protocol.TimelineID, why *protocol.Error) error {
 			continue
 		}
 		for i := range op.Children {
-			if op.Children[i].State == ChildWaiting {
-				op.Children[i].State = ChildOver
+			if op.Children[i].State != ChildWaiting {
+				continue
+			}
+			op.Children[i].State = ChildOver
+			if err := putResult(tx, op.ID, parent, protocol.ChildResult{Index: op.Children[i].Index, Error: why}); err != nil {
+				return err
 			}
 		}
 		if err := branches.put(tx, string(op.ID), op); err != nil {
@@ -282,31 +302,21 @@ func (s *Sandbox) abandonRestore(r *restoring, failure error) error {
 	if r.held == nil {
 		return failure
 	}
-	failure = s.undo(r.running, r.held, fmt.Errorf("restore %s: %w", r.cp.ID, failure))
+	failure = fmt.Errorf("restore %s: %w", r.cp.ID, failure)
 	if r.keep {
-		if err := s.checkpoints.Remove(s.ctx, r.held.meta.ID); err != nil {
-			s.log.Error("remove the kept present of a failed restore", "checkpoint", r.held.meta.ID, "error", err)
-		}
+		return s.undoPublished(r.running, r.held, failure)
 	}
-	return failure
+	return s.undo(r.running, r.held, failure)
 }
 
 // completeRestore does what follows the commit: it is not undone. The new
 // timeline is there before the old one leaves, so that who follows the line
 // never finds it empty.
 func (s *Sandbox) completeRestore(r *restoring) error {
-	t := s.enter(r.copy, r.old.ID)
-	if err := t.take(t.ctx); err != nil {
-		return err
-	}
+	t := r.replacement
 	defer t.release()
 	s.started(t, r.cp)
-	s.leave(append([]protocol.TimelineID{r.old.ID}, r.below...), protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID))
-	if r.adopt {
-		if err := s.checkpoints.SetClass(s.ctx, r.cp.ID, ClassAuto); err != nil {
-			s.log.Error("keep the adopted checkpoint", "checkpoint", r.cp.ID, "error", err)
-		}
-	}
+	s.leave(r.ended, protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID))
 	if err := s.thawRestored(t, r.cp, r.payload); err != nil {
 		return err
 	}
@@ -323,6 +333,11 @@ func errSettledFor(key protocol.Key) error {
 
 // thawRestored runs step 8 and 9.
 func (s *Sandbox) thawRestored(t *timeline, cp Checkpoint, payload []byte) error {
+	if cp.Class == ClassInternal { // a child's kept end: the head from now on
+		if err := s.checkpoints.SetClass(s.ctx, cp.ID, ClassAuto); err != nil {
+			s.log.Error("keep the adopted checkpoint", "checkpoint", cp.ID, "error", err)
+		}
+	}
 	th := thawing{freeze: cp.Freeze, reason: protocol.ReasonRestore, since: cp.Created}
 	if !cp.Key.IsZero() {
 		v, err := encode(protocol.SnapshotResult{ID: cp.ID, Restored: true, Payload: payload})
@@ -335,7 +350,7 @@ func (s *Sandbox) thawRestored(t *timeline, cp Checkpoint, payload []byte) error
 	if s.ctx.Err() != nil {
 		return errDown
 	}
-	err := s.commit("journal.restored", func(tx Tx) error { return restores.delete(tx, string(t.id)) })
+	err := s.record("journal.restored", func(tx Tx) error { return restores.delete(tx, string(t.id)) })
 	if err != nil {
 		s.log.Error("close the record of a restore", "timeline", t.id, "error", err)
 	}

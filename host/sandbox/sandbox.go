@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,10 @@ type Deps struct {
 	Log     *slog.Logger
 	// Timeouts; the zero value is the documented default.
 	Timeouts Timeouts
+	// Resident: machines outlive this process, as under a root daemon.
+	// Recovery then wakes what a move has left without one, since its callers
+	// wait in the checkpoint.
+	Resident bool
 }
 
 // Timeouts bound how long the host waits for a guest.
@@ -73,16 +78,19 @@ type Sandbox struct {
 	models      Models
 	log         *slog.Logger
 	timeouts    Timeouts
+	resident    bool
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	tasks  sync.WaitGroup
 	ended  chan struct{} // closed with the sandbox's end or stop
 
-	commits sync.Mutex // orders commits; above mu
-	garbage sync.Mutex // one collection at a time; above commits
+	commits gate // orders commits
+	garbage gate // one collection at a time; taken before commits
 
 	minRebase int64
+	owed      map[protocol.Key]recorded // by operations of an earlier process
+	spare     gate                      // the one VM beyond the budget
 
 	mu        sync.Mutex // guards what follows
 	observe   func(Event)
@@ -104,7 +112,8 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 	}
 	s := &Sandbox{
 		id: id, spec: spec, machines: d.Machines, checkpoints: d.Checkpoints, journal: d.Journal, models: d.Models,
-		observe: d.Observe, log: log.With("sandbox", id), timeouts: d.Timeouts.withDefaults(), ended: make(chan struct{}),
+		observe: d.Observe, log: log.With("sandbox", id), timeouts: d.Timeouts.withDefaults(), ended: make(chan struct{}), resident: d.Resident,
+		commits: make(gate, 1), garbage: make(gate, 1), spare: make(gate, 1),
 		timelines: map[protocol.TimelineID]*timeline{}, pins: map[protocol.CheckpointID]int{},
 		waiters: map[protocol.BranchID]chan struct{}{}, minRebase: minRebase,
 	}
@@ -116,11 +125,17 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 // bounds the start only. The journal is that of id, a new one.
 func Start(ctx context.Context, d Deps, id protocol.SandboxID, spec Spec) (*Sandbox, error) {
 	s := newSandbox(id, spec, d)
+	defer s.bound(ctx)()
 	if err := s.start(ctx); err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// bound makes the end of ctx the end of the sandbox, until released.
+func (s *Sandbox) bound(ctx context.Context) (release func() bool) {
+	return context.AfterFunc(ctx, func() { s.cancel(context.Cause(ctx)) })
 }
 
 func (s *Sandbox) start(ctx context.Context) error {
@@ -141,6 +156,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 	if err := s.loadCopy(ctx, c, 1, cp); err != nil {
 		return errors.Join(fmt.Errorf("start first timeline: %w", err), s.dropCopies(c))
 	}
+	var t *timeline
 	err = s.commit("journal.started", func(tx Tx) error {
 		return errors.Join(
 			sandboxes.change(tx, string(s.id), func(r *SandboxRecord) error {
@@ -148,11 +164,11 @@ func (s *Sandbox) start(ctx context.Context) error {
 				return nil
 			}),
 			c.become(tx, line))
-	})
+	}, func() { t = s.enter(c, "") })
 	if err != nil {
 		return errors.Join(err, s.dropCopies(c))
 	}
-	t := s.enter(c, "")
+	defer t.release()
 	s.started(t, cp)
 	answer := &protocol.Outcome{Key: cp.Key}
 	if cp.Key.IsZero() {
@@ -164,7 +180,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		}
 	}
 	if err := s.thaw(t, thawing{freeze: cp.Freeze, outcome: answer, reason: protocol.ReasonStart, since: cp.Created, newLine: true}); err != nil {
-		return fmt.Errorf("thaw first timeline: %w", err)
+		return fmt.Errorf("thaw first timeline: %w", s.lostOr(t, err))
 	}
 	s.watch(t)
 	return nil
@@ -199,16 +215,15 @@ func (s *Sandbox) Close() {
 
 // End ends every timeline and the sandbox; reason nil means as asked.
 func (s *Sandbox) End(reason *protocol.Error) error {
+	release, err := s.turnsOf(s.ctx, unended)
+	if err != nil {
+		return err
+	}
+	defer release()
 	var all []protocol.TimelineID
-	err := s.commit("journal.end", func(tx Tx) error {
-		recs, err := timelines.all(tx)
-		if err != nil {
+	err = s.record("journal.end", func(tx Tx) error {
+		if all, err = unended(tx); err != nil {
 			return err
-		}
-		for _, r := range recs {
-			if r.State != StateEnded {
-				all = append(all, r.ID)
-			}
 		}
 		return errors.Join(s.endTimelines(tx, all, reason), s.endSandbox(tx, reason))
 	})
@@ -221,10 +236,14 @@ func (s *Sandbox) End(reason *protocol.Error) error {
 }
 
 func (s *Sandbox) endSandbox(tx Tx, reason *protocol.Error) error {
-	return sandboxes.change(tx, string(s.id), func(r *SandboxRecord) error {
+	over := reason
+	if over == nil {
+		over = protocol.Errorf(protocol.CodeSandboxStopped, "the sandbox has ended")
+	}
+	return errors.Join(endWaiting(tx, "", over), sandboxes.change(tx, string(s.id), func(r *SandboxRecord) error {
 		r.State, r.Reason = StateEnded, reason
 		return nil
-	})
+	}))
 }
 
 // finished tells everybody that the sandbox is over.
@@ -245,7 +264,7 @@ func (s *Sandbox) finished(reason *protocol.Error) {
 func (s *Sandbox) running() []*timeline {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.timelines))
+	return slices.SortedFunc(maps.Values(s.timelines), func(a, b *timeline) int { return cmp.Compare(a.id, b.id) })
 }
 
 func (s *Sandbox) timeline(id protocol.TimelineID) *timeline {

@@ -94,15 +94,23 @@ func (s *Sandbox) thaw(t *timeline, th thawing) error {
 	ctx, cancel := context.WithTimeoutCause(t.ctx, s.timeouts.Silence,
 		protocol.Errorf(protocol.CodeChildLost, "the guest did not answer thaw within %v", s.timeouts.Silence))
 	defer cancel()
-	for {
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		err := s.thawOnce(ctx, t, th, line)
 		if err == nil {
+			var answered protocol.Key
 			if th.outcome != nil {
-				t.settled(th.outcome.Key)
+				answered = th.outcome.Key
+				t.settled(answered)
+			}
+			t.mu.Lock()
+			hello := t.current.hello
+			t.mu.Unlock()
+			if hello.Timeline == t.id { // else the thaw has answered all calls
+				s.answerUnknown(t, hello, answered)
 			}
 			return nil
 		}
-		if ctx.Err() != nil || isClosed(t.machine().Done()) {
+		if errors.Is(err, errLost) || isClosed(t.machine().Done()) || sleep(ctx, wait) != nil {
 			return guestLost{err}
 		}
 	}
@@ -123,7 +131,7 @@ func (s *Sandbox) thawOnce(ctx context.Context, t *timeline, th thawing, line Li
 		return err
 	}
 	if ss.hello.State == protocol.StateLost {
-		return protocol.Errorf(protocol.CodeChildLost, "the guest's agent died while its programs were frozen")
+		return errLost
 	}
 	m, err := s.thawMessage(t, th, line)
 	if err != nil {
@@ -199,7 +207,7 @@ func (s *Sandbox) settle(t *timeline, key protocol.Key, failure error) bool {
 	ctx, cancel := context.WithTimeoutCause(t.ctx, s.timeouts.Silence,
 		protocol.Errorf(protocol.CodeChildLost, "the guest did not answer within %v", s.timeouts.Silence))
 	defer cancel()
-	for {
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		err := s.settleOnce(ctx, t, outcome)
 		if err == nil {
 			return true
@@ -207,7 +215,7 @@ func (s *Sandbox) settle(t *timeline, key protocol.Key, failure error) bool {
 		if t.ctx.Err() != nil {
 			return false
 		}
-		if ctx.Err() != nil || isClosed(t.machine().Done()) || errors.Is(err, errLost) {
+		if errors.Is(err, errLost) || isClosed(t.machine().Done()) || sleep(ctx, wait) != nil && t.ctx.Err() == nil {
 			s.stopped(t, protocol.Errorf(protocol.CodeChildLost, "%v", err))
 			return false
 		}
@@ -239,7 +247,11 @@ func (s *Sandbox) settleOnce(ctx context.Context, t *timeline, outcome *protocol
 		if err := s.attachLink(ctx, t, ss); err != nil {
 			return err
 		}
-		s.answerUnknown(t, h)
+		var answered protocol.Key
+		if outcome != nil {
+			answered = outcome.Key
+		}
+		s.answerUnknown(t, h, answered)
 		if outcome != nil && pending(h, outcome.Key) {
 			return s.sendOutcome(ctx, t, ss, outcome)
 		}
@@ -253,16 +265,15 @@ func (s *Sandbox) settleOnce(ctx context.Context, t *timeline, outcome *protocol
 }
 
 // answerUnknown answers calls that were lost with the link before, or with
-// the daemon before: they were never taken here and are not run now.
-func (s *Sandbox) answerUnknown(t *timeline, h *protocol.Hello) {
+// the daemon before, but for one: they were never taken here and are not run
+// now.
+func (s *Sandbox) answerUnknown(t *timeline, h *protocol.Hello, but protocol.Key) {
 	for _, p := range h.Pending {
-		if t.knows(p.Key) {
+		if p.Key == but || t.knows(p.Key) {
 			continue
 		}
 		t.expectAck(p.Key)
-		s.task(func() {
-			s.answer(t, p.Key, nil, protocol.Errorf(protocol.CodeHostRestarted, "the call was lost on its way to the host"))
-		})
+		s.task(func() { s.answerRecorded(t, p.Key) })
 	}
 }
 
@@ -328,6 +339,9 @@ func (s *Sandbox) sendOutcome(ctx context.Context, t *timeline, ss *session, o *
 	case <-ss.done:
 		return protocol.Errorf(protocol.CodeUnavailable, "the link to the guest was lost")
 	case <-try.Done():
+		if ctx.Err() == nil {
+			t.linkEnded(ss) // a new one shows whether the guest is there
+		}
 		return context.Cause(try)
 	}
 }
@@ -343,7 +357,7 @@ func (s *Sandbox) stopped(t *timeline, why *protocol.Error) {
 		s.log.Error("kill VM", "timeline", t.id, "error", err)
 	}
 	first := false
-	err := s.commit("journal.stopped", func(tx Tx) error {
+	err := s.record("journal.stopped", func(tx Tx) error {
 		var err error
 		first, err = s.stopTimeline(tx, t.id, why)
 		return errors.Join(err, vms.delete(tx, string(vm.ID())))
@@ -366,7 +380,7 @@ func (s *Sandbox) stopTimeline(tx Tx, id protocol.TimelineID, why *protocol.Erro
 		return false, err
 	}
 	r.State, r.Reason = StateStopped, why
-	if err := timelines.put(tx, string(id), r); err != nil {
+	if err := errors.Join(timelines.put(tx, string(id), r), streams.delete(tx, string(r.Stream))); err != nil {
 		return false, err
 	}
 	line, err := lines.need(tx, string(r.Line))
@@ -375,6 +389,9 @@ func (s *Sandbox) stopTimeline(tx Tx, id protocol.TimelineID, why *protocol.Erro
 	}
 	rec, err := sandboxes.need(tx, string(s.id))
 	if err != nil {
+		return false, err
+	}
+	if err := endWaiting(tx, id, protocol.Errorf(protocol.CodeChildLost, "its parent has stopped: %v", why)); err != nil {
 		return false, err
 	}
 	if line.ID == rec.FirstLine {

@@ -60,12 +60,15 @@ func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a
 	if err != nil {
 		return "", err
 	}
+	defer s.pin(h.meta.ID)()
+	var cp Checkpoint
 	if s.rebaseDue(t, h.capture) {
-		return s.rebase(op, t, h)
+		cp, err = s.rebase(op, t, h)
+	} else if cp, err = s.releaseAndPublish(op, t, h); err != nil {
+		err = s.undo(t, h, err)
 	}
-	cp, err := s.releaseAndPublish(op, t, h)
 	if err != nil {
-		return "", s.undo(t, h, err)
+		return "", err
 	}
 	result := protocol.SnapshotResult{ID: cp.ID}
 	th := thawing{freeze: h.freeze, reason: protocol.ReasonSnapshot, since: h.since}
@@ -80,8 +83,9 @@ func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a
 	}
 	s.emit(Event{Kind: EventCheckpoint, Timeline: t.id, Line: t.line, Checkpoint: cp.ID})
 	if a.Durable {
-		if err := s.checkpoints.Durable(op, cp.ID); err != nil {
-			err = errors.Join(diskError(err), s.checkpoints.Remove(op, cp.ID))
+		// The guest runs already: nothing but the end of this process stops it.
+		if err := s.checkpoints.Durable(s.ctx, cp.ID); err != nil {
+			err = errors.Join(diskError(err), s.checkpoints.Remove(s.ctx, cp.ID))
 			return "", s.answerCall(t, key, nil, err)
 		}
 		return cp.ID, s.answerCall(t, key, result, nil)
@@ -128,6 +132,11 @@ func (s *Sandbox) hold(ctx context.Context, t *timeline, want Checkpoint) (*held
 
 // stop quiesces and pauses, without a capture.
 func (s *Sandbox) stop(ctx context.Context, t *timeline, want Checkpoint) (*held, error) {
+	// A link that was lost a moment ago is made anew here: nobody else can
+	// while the turn is held.
+	if !s.look(t) {
+		return nil, protocol.Errorf(protocol.CodeSandboxStopped, "the machine is gone")
+	}
 	f, err := t.nextFreeze()
 	if err != nil {
 		return nil, err
@@ -191,6 +200,17 @@ func (s *Sandbox) undo(t *timeline, h *held, failure error) error {
 		return errors.Join(failure, s.lostOr(t, err))
 	}
 	return told(h.key, failure)
+}
+
+// undoPublished is undo for a capture that is a checkpoint already.
+func (s *Sandbox) undoPublished(t *timeline, h *held, failure error) error {
+	if s.ctx.Err() != nil {
+		return errDown
+	}
+	if err := s.checkpoints.Remove(s.ctx, h.meta.ID); err != nil {
+		s.log.Error("remove the checkpoint of a failed operation", "checkpoint", h.meta.ID, "error", err)
+	}
+	return s.undo(t, h, failure)
 }
 
 // told is err for the caller of an operation whose guest caller, if any, has

@@ -223,7 +223,7 @@ func (t *timeline) awaitRunning(ctx context.Context) (*session, error) {
 	}
 }
 
-// linkEnded is called by the reader of a link that ended.
+// linkEnded is called when a link has ended, or its guest no longer answers.
 func (t *timeline) linkEnded(ss *session) {
 	t.mu.Lock()
 	if t.attached == ss {
@@ -269,20 +269,18 @@ func (s *Sandbox) watch(t *timeline) {
 	})
 }
 
-// look settles a timeline whose link or VM may be gone. The caller holds the
-// turn.
-func (s *Sandbox) look(t *timeline) {
+// look settles a timeline whose link or VM may be gone, and tells whether it
+// runs. The caller holds the turn.
+func (s *Sandbox) look(t *timeline) bool {
 	vm := t.machine()
 	select {
 	case <-vm.Done():
 		s.stopped(t, protocol.Errorf(protocol.CodeChildLost, "the machine ended: %v", causeOf(vm)))
-		return
+		return false
 	default:
 	}
 	t.mu.Lock()
 	fine := t.attached != nil && t.attached.alive()
 	t.mu.Unlock()
-	if !fine {
-		s.settle(t, protocol.Key{}, nil)
-	}
+	return fine || s.settle(t, protocol.Key{}, nil)
 }
