@@ -44,8 +44,11 @@ test-python: $(VENV)/stamp
 test-all: ## as test, with the race detector and long matrices
 	$(MAKE) test RATOON_TEST_LONG=1 RACE=1
 
-demo: build ## branch a running program into three copies
-	@bin/ratoon run -- python3 -c "$$DEMO"
+demo: build ## run the examples: programs that search by forking their own machine
+	@echo '== examples/treesearch: a Sudoku, one machine per guess'
+	@bin/ratoon run --max-live 64 -- python3 - "$$(awk '$$1 == "inkala-2010" { print $$2 }' examples/treesearch/puzzles.txt)" <examples/treesearch/treesearch.py
+	@echo; echo '== examples/llm_search: best-first search with a recorded model'
+	@bin/ratoon run --llm cassette:examples/llm_search/game24.jsonl -- python3 - 4 9 10 13 <examples/llm_search/llm_search.py
 
 bench: build ## run the benchmarks
 	RATOON_AGENTD=$(CURDIR)/bin/agentd $(GO) test -run '^$$' -bench . -benchmem $(PACKAGES)
@@ -68,15 +71,3 @@ $(VENV)/stamp: python/pyproject.toml .cache/setup.stamp
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e 'python[dev]'
 	@touch $@
-
-define DEMO
-import ratoon
-
-print("one machine, about to become four")
-b = ratoon.branch(3, payloads=["red", "green", "blue"])
-if b.index is not None:
-    ratoon.finish(f"child {b.index} tried {b.payload}")
-for r in b.as_completed(timeout=120):
-    print(r.result)
-endef
-export DEMO

@@ -46,7 +46,7 @@ type BuiltinOptions struct {
 	// Packages are added to DefaultPackages.
 	Packages []string
 	// Suite is Debian's release, default Suite; Mirror its archive, default
-	// mmdebstrap's (deb.debian.org with security updates).
+	// mmdebstrap's own, with security updates.
 	Suite, Mirror string
 }
 
@@ -274,7 +274,7 @@ func bootstrapError(err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, unix.ENOSPC):
 		return err
 	case isNetwork(err):
-		return &Error{"download Debian packages", errors.Join(ErrNoNetwork, err), "connect to deb.debian.org, or set http_proxy"}
+		return &Error{"download Debian packages", errors.Join(ErrNoNetwork, err), "make the Debian archive reachable, or set http_proxy"}
 	case strings.Contains(err.Error(), "No space left on device"):
 		return &Error{"build the image", errors.Join(ErrNoSpace, err), "free some space in " + os.TempDir() + ", or point TMPDIR elsewhere"}
 	case os.Geteuid() != 0 && strings.Contains(err.Error(), "unshare"):

@@ -148,7 +148,7 @@ func TestBuiltinErrors(t *testing.T) {
 		script string
 		want   error
 	}{
-		"network": {`echo "E: Failed to fetch http://deb.debian.org/x  Temporary failure resolving 'deb.debian.org'" >&2; exit 1`, image.ErrNoNetwork},
+		"network": {`echo "E: Failed to fetch http://archive.example/x  Temporary failure resolving 'archive.example'" >&2; exit 1`, image.ErrNoNetwork},
 		"space":   {`echo "tar: write error: No space left on device" >&2; exit 1`, image.ErrNoSpace},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,12 +5,11 @@
 #
 #   setup/install.sh [--check]     --check: only say what is missing
 #
-# RATOON_DEBIAN_MIRROR  archive to take a newer Go from (default deb.debian.org)
+# RATOON_DEBIAN_MIRROR  archive to take a newer Go from (default: the one apt uses)
 set -euo pipefail
 
 # From this release on, go fetches the toolchain that go.mod names.
 readonly go_oldest=1.21
-readonly mirror=${RATOON_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 readonly backports_list=/etc/apt/sources.list.d/ratoon-backports.sources
 
 # What shows that a package is there (a program, file or Python module), and the package.
@@ -58,10 +57,13 @@ go_is_new_enough() {
 # candidate prints the version of golang-go that apt would install.
 candidate() { apt-cache policy golang-go | awk '/Candidate:/ { sub(/^[0-9]+:/, "", $2); print $2 }'; }
 
+# archive prints the Debian archive that apt uses.
+archive() { apt-get indextargets --format '$(SITE) $(ORIGIN)' | awk '$2 == "Debian" { print $1; exit }'; }
+
 install() { DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
 
 install_go() {
-	local have suite
+	local have suite mirror
 	have=$(candidate)
 	if [ -n "$have" ] && [ "$(printf '%s\n' "$go_oldest" "$have" | sort -V | head -n 1)" = "$go_oldest" ]; then
 		say "installing Go $have"
@@ -73,6 +75,7 @@ install_go() {
 		# For this installation only: what else is installed on this machine
 		# should not depend on us.
 		trap 'rm -f "$backports_list"' EXIT
+		mirror=${RATOON_DEBIAN_MIRROR:-$(archive)}
 		printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' \
 			"$mirror" "$suite" >"$backports_list"
 		say "reading $suite for a newer Go"
@@ -87,7 +90,7 @@ fetch_toolchain() {
 	local said
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	if ! said=$(GOTOOLCHAIN=${GOTOOLCHAIN:-auto} go version 2>&1); then
-		die "cannot get the Go release that go.mod names (it comes from proxy.golang.org): $said"
+		die "cannot get the Go release that go.mod names (it comes through the module proxy): $said"
 	fi
 	said=${said##*$'\n'}
 	say "done: ${said#go version }, $(qemu-system-x86_64 --version | head -n 1)"
