@@ -73,12 +73,17 @@ func (s *Sandbox) branch(ctx context.Context, b *branching) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer unpin()
-	if err := s.loadWave(ctx, b); err != nil {
-		return nil, err
+	err = s.loadWave(ctx, b)
+	if err == nil {
+		err = s.commit("journal.branch", func(tx Tx) error { return s.commitBranch(tx, b) }, func() { s.enterChildren(b) })
+		if err != nil {
+			err = s.branchFailed(b, errors.Join(err, s.dropCopies(b.loading()...)))
+		}
 	}
-	if err := s.commit("journal.branch", func(tx Tx) error { return s.commitBranch(tx, b) }, func() { s.enterChildren(b) }); err != nil {
-		return nil, s.branchFailed(b, errors.Join(err, s.dropCopies(b.loading()...)))
+	unpin()
+	if err != nil {
+		s.collectGarbage() // the capture
+		return nil, err
 	}
 	s.conduct(b.rec, b.kids)
 	s.wakeWaiters()
@@ -332,6 +337,7 @@ func (s *Sandbox) conduct(rec BranchRecord, kids []*timeline) {
 		}
 		all.Wait()
 		s.laterWaves(rec)
+		s.awaitAnswered(rec)
 		if s.ctx.Err() != nil {
 			return
 		}
@@ -341,6 +347,24 @@ func (s *Sandbox) conduct(rec BranchRecord, kids []*timeline) {
 		}
 		s.collectGarbage()
 	})
+}
+
+// awaitAnswered waits until the parent has the outcome of its branch, or is
+// gone: until then a restarted daemon must know it.
+func (s *Sandbox) awaitAnswered(rec BranchRecord) {
+	select {
+	case <-s.recovered: // its guest is asked only then
+	case <-s.ctx.Done():
+		return
+	}
+	t := s.timeline(rec.Parent)
+	if t == nil || !t.knows(rec.Key) {
+		return
+	}
+	select {
+	case <-t.expectAck(rec.Key):
+	case <-t.ctx.Done():
+	}
 }
 
 // thawChild runs step 9 for one child whose turn is held.

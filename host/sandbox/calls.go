@@ -140,7 +140,7 @@ var errSettled = errors.New("outcome already settled")
 func (s *Sandbox) dispatch(ctx context.Context, t *timeline, m *protocol.Call) (any, error) {
 	switch m.Kind {
 	case protocol.CallSnapshot:
-		return decoded(m, func(a protocol.SnapshotArgs) (any, error) { return nil, s.snapshotCall(t, m.Key, a) })
+		return decoded(m, func(a protocol.SnapshotArgs) (any, error) { return s.snapshotCall(t, m.Key, a) })
 	case protocol.CallRestore:
 		return decoded(m, func(a protocol.RestoreArgs) (any, error) { return nil, s.restoreCall(t, m.Key, a) })
 	case protocol.CallBranch:

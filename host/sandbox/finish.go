@@ -25,6 +25,7 @@ func (s *Sandbox) finishCall(t *timeline, key protocol.Key, a protocol.FinishArg
 	}
 	op, done := t.operation()
 	defer done()
+	defer s.collectGarbage() // after a failure
 	h, err := s.hold(op, t, Checkpoint{Class: ClassInternal, Label: "finish", Key: key, Kind: protocol.CallFinish})
 	if err != nil {
 		return err

@@ -46,7 +46,7 @@ func (s *Sandbox) rebase(ctx context.Context, t *timeline, h *held) (Checkpoint,
 				return err
 			}
 			r.State, r.Hibernated = StateHibernated, &Hibernated{Checkpoint: cp.ID, Freeze: h.freeze, Wake: true}
-			return nil
+			return s.currentIs(tx, t.line, StateHibernated, nil)
 		})
 	})
 	if err != nil {

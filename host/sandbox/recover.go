@@ -248,6 +248,7 @@ func (s *Sandbox) resumeOperations(ctx context.Context) error {
 		s.rejoinBranch(b)
 	}
 	all.Wait()
+	close(s.recovered)
 	s.collectGarbage()
 	return nil
 }

@@ -63,6 +63,7 @@ type restoring struct {
 
 // restore runs section 8.
 func (s *Sandbox) restore(ctx context.Context, r restoring) error {
+	defer s.collectGarbage() // of what is pinned here
 	defer s.pin(r.target)()
 	r.unpin = func() {}
 	defer func() { r.unpin() }()

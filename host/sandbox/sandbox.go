@@ -84,6 +84,9 @@ type Sandbox struct {
 	cancel context.CancelCauseFunc
 	tasks  sync.WaitGroup
 	ended  chan struct{} // closed with the sandbox's end or stop
+	// recovered is closed when every guest of an earlier process has said
+	// what it waits for.
+	recovered chan struct{}
 
 	commits gate // orders commits
 	garbage gate // one collection at a time; taken before commits
@@ -112,7 +115,7 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 	}
 	s := &Sandbox{
 		id: id, spec: spec, machines: d.Machines, checkpoints: d.Checkpoints, journal: d.Journal, models: d.Models,
-		observe: d.Observe, log: log.With("sandbox", id), timeouts: d.Timeouts.withDefaults(), ended: make(chan struct{}), resident: d.Resident,
+		observe: d.Observe, log: log.With("sandbox", id), timeouts: d.Timeouts.withDefaults(), ended: make(chan struct{}), recovered: make(chan struct{}), resident: d.Resident,
 		commits: make(gate, 1), garbage: make(gate, 1), spare: make(gate, 1),
 		timelines: map[protocol.TimelineID]*timeline{}, pins: map[protocol.CheckpointID]int{},
 		waiters: map[protocol.BranchID]chan struct{}{}, minRebase: minRebase,
@@ -126,6 +129,7 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 func Start(ctx context.Context, d Deps, id protocol.SandboxID, spec Spec) (*Sandbox, error) {
 	s := newSandbox(id, spec, d)
 	defer s.bound(ctx)()
+	close(s.recovered)
 	if err := s.start(ctx); err != nil {
 		s.Close()
 		return nil, err

@@ -35,13 +35,13 @@ func (s *Sandbox) liveAt(node string) (*timeline, error) {
 	return nil, protocol.Errorf(protocol.CodeSandboxStopped, "node %q of sandbox %s has no running machine", node, s.id)
 }
 
-func (s *Sandbox) snapshotCall(t *timeline, key protocol.Key, a protocol.SnapshotArgs) error {
-	_, err := s.snapshot(t.ctx, t, key, a)
-	return err
+func (s *Sandbox) snapshotCall(t *timeline, key protocol.Key, a protocol.SnapshotArgs) (any, error) {
+	id, err := s.snapshot(t.ctx, t, key, a)
+	return protocol.SnapshotResult{ID: id}, err
 }
 
-// snapshot runs section 4. With a key its outcome travels to the caller and
-// errSettled is returned, but for errors before prepare.
+// snapshot runs section 4. With a key it returns errSettled when the outcome
+// has travelled in a thaw; a durable snapshot's follows, without the turn.
 func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a protocol.SnapshotArgs) (protocol.CheckpointID, error) {
 	if len(a.Label) > protocol.MaxLabel {
 		return "", protocol.Errorf(protocol.CodeInvalidArgument, "label of %d bytes; want at most %d", len(a.Label), protocol.MaxLabel)
@@ -70,11 +70,10 @@ func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a
 	if err != nil {
 		return "", err
 	}
-	result := protocol.SnapshotResult{ID: cp.ID}
 	th := thawing{freeze: h.freeze, reason: protocol.ReasonSnapshot, since: h.since}
 	if !a.Durable && !key.IsZero() {
 		th.outcome = &protocol.Outcome{Key: key}
-		if th.outcome.Value, err = encode(result); err != nil {
+		if th.outcome.Value, err = encode(protocol.SnapshotResult{ID: cp.ID}); err != nil {
 			return "", err
 		}
 	}
@@ -85,25 +84,11 @@ func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a
 	if a.Durable {
 		// The guest runs already: nothing but the end of this process stops it.
 		if err := s.checkpoints.Durable(s.ctx, cp.ID); err != nil {
-			err = errors.Join(diskError(err), s.checkpoints.Remove(s.ctx, cp.ID))
-			return "", s.answerCall(t, key, nil, err)
+			return "", errors.Join(diskError(err), s.checkpoints.Remove(s.ctx, cp.ID))
 		}
-		return cp.ID, s.answerCall(t, key, result, nil)
-	}
-	if key.IsZero() {
 		return cp.ID, nil
 	}
-	return cp.ID, errSettled
-}
-
-// answerCall delivers to a caller and returns errSettled, or the error to an
-// operator.
-func (s *Sandbox) answerCall(t *timeline, key protocol.Key, value any, err error) error {
-	if key.IsZero() {
-		return err
-	}
-	s.answer(t, key, value, err)
-	return errSettled
+	return cp.ID, errSettledFor(key)
 }
 
 // held is a quiesced and captured machine.
@@ -149,7 +134,10 @@ func (s *Sandbox) stop(ctx context.Context, t *timeline, want Checkpoint) (*held
 	}
 	if err := t.machine().Pause(ctx); err != nil {
 		h.paused = true // as far as we know
-		return nil, s.undo(t, h, protocol.Errorf(protocol.CodeCaptureFailed, "pause: %v", err))
+		if ctx.Err() == nil {
+			err = protocol.Errorf(protocol.CodeCaptureFailed, "pause: %v", err)
+		}
+		return nil, s.undo(t, h, err)
 	}
 	h.paused = true
 	line, err := s.lineOf(t)
@@ -165,7 +153,7 @@ func (s *Sandbox) stop(ctx context.Context, t *timeline, want Checkpoint) (*held
 // releaseAndPublish un-pauses first, so that the machine's clock stands still
 // for as short as possible; users stay frozen until thaw.
 func (s *Sandbox) releaseAndPublish(ctx context.Context, t *timeline, h *held) (Checkpoint, error) {
-	if err := t.machine().Resume(ctx); err != nil {
+	if err := t.machine().Resume(t.ctx); err != nil {
 		return Checkpoint{}, protocol.Errorf(protocol.CodeCaptureFailed, "un-pause: %v", err)
 	}
 	h.paused = false

@@ -12,6 +12,7 @@ import (
 func (w *world) strike() bool {
 	kind := pick(w, w.plan.kinds)
 	var happened bool
+	w.faults--
 	switch kind {
 	case "kill":
 		happened = w.host != nil && !w.host.closing
@@ -45,8 +46,8 @@ func (w *world) strike() bool {
 	default:
 		happened = w.strikeVM(kind)
 	}
-	if happened {
-		w.faults--
+	if !happened {
+		w.faults++
 	}
 	return happened
 }

@@ -2,6 +2,7 @@ package simulation_test
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -16,6 +17,7 @@ type plan struct {
 	threads  int  // callers in a timeline
 	calls    int  // of guests, in all
 	wishes   int  // of operators
+	operator bool // there are some
 	faults   int
 	mix      []protocol.CallKind
 	kinds    []string // of faults beside those of calls
@@ -34,12 +36,19 @@ var mixes = [][]protocol.CallKind{
 		protocol.CallCancel, protocol.CallDiscard, protocol.CallLLM, protocol.CallTree, protocol.CallWhoami, protocol.CallBudget, protocol.CallSync, exit},
 }
 
+// interrupts tells whether operations may cut others short.
+func (p plan) interrupts() bool {
+	return p.operator || slices.ContainsFunc(p.mix, func(k protocol.CallKind) bool {
+		return slices.Contains([]protocol.CallKind{protocol.CallRestore, protocol.CallAdopt, protocol.CallFinish, protocol.CallCancel, exit}, k)
+	})
+}
+
 func newPlan(seed uint64) plan {
 	rng := rand.New(rand.NewPCG(seed, 0x706c616e))
 	p := plan{seed: seed, id: "sb-aaaaaaaaaaaaaaaa", resident: rng.IntN(3) > 0, threads: 1 + rng.IntN(3), calls: 1 + rng.IntN(7),
 		faults: []int{0, 1, 1, 1, 2, 2, 3, 5}[rng.IntN(8)], mix: mixes[rng.IntN(len(mixes))], often: 10 + rng.IntN(60), drain: rng.IntN(2) == 0}
 	if rng.IntN(3) == 0 {
-		p.wishes = 1 + rng.IntN(3)
+		p.wishes, p.operator = 1+rng.IntN(3), true
 	}
 	p.spec = sandbox.Spec{Template: "cp-aaaaaaaaaaaaaaaa", MemoryBytes: 1 << 40, AutoKeep: 1 + rng.IntN(3),
 		Limits: sandbox.Limits{Live: 3 + rng.IntN(4), Depth: 2 + rng.IntN(3)}}

@@ -42,6 +42,9 @@ func (r *rules) atRest() {
 			auto++
 		}
 	}
+	if auto > w.plan.spec.AutoKeep {
+		w.fail("%d automatic checkpoints are kept, the limit is %d", auto, w.plan.spec.AutoKeep)
+	}
 	for key := range j.restores {
 		w.fail("the record of restore %s is never removed", w.short(key))
 	}
@@ -64,6 +67,9 @@ func (r *rules) machinesAtRest() {
 			continue
 		}
 		g := v.guest
+		if v.mute {
+			continue // nothing was asked of it, or it would be stopped
+		}
 		switch {
 		case g.timeline != t.ID:
 			w.fail("%v is %s and was never told", v, w.short(string(t.ID)))

@@ -393,6 +393,7 @@ func (r *rules) failedCall(g *guest, t *thread, err *protocol.Error) {
 	case code == protocol.CodeInterruptedByFork:
 	case code == protocol.CodeHostRestarted && !restarted:
 		w.fail("%v: %s is told of a restart that was not", g.vm, t.call.kind)
+	case code == protocol.CodePrepareFailed && w.plan.interrupts():
 	case w.faults == w.plan.faults && !slices.Contains(refusals, code):
 		w.fail("%v: %s fails without a fault: %s %s", g.vm, t.call.kind, code, err.Message)
 	case slices.Contains(bystanders, t.call.kind) && !slices.Contains(bystanderCodes, code) && r.unclear == 0:
