@@ -32,7 +32,12 @@ type branching struct {
 // first line's branch, and nobody is waiting for their results.
 func (s *Sandbox) Branch(ctx context.Context, a protocol.BranchArgs) (protocol.BranchID, error) {
 	b := &branching{args: a}
-	err := s.view(func(tx Tx) error {
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	err = s.view(func(tx Tx) error {
 		rec, err := sandboxes.need(tx, string(s.id))
 		b.line = rec.FirstLine
 		return err

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -105,33 +104,6 @@ func putResult(tx Tx, b protocol.BranchID, parent protocol.TimelineID, r protoco
 		}
 	}
 	return results.put(tx, key, ResultRecord{Branch: b, Parent: parent, Result: r, Value: r.Result})
-}
-
-// turns takes the turns of timelines, in the given order, making the
-// operations under way on them fail where they have not committed.
-func (s *Sandbox) turns(ctx context.Context, ids []protocol.TimelineID) (release func(), err error) {
-	var held []*timeline
-	release = func() {
-		for _, t := range held {
-			t.release()
-		}
-	}
-	for _, id := range ids {
-		t := s.timeline(id)
-		if t == nil {
-			continue
-		}
-		t.interruptOperation(protocol.Errorf(protocol.CodeCancelled, "the timeline is being replaced by a restore"))
-		if err := t.take(ctx); err != nil {
-			if t.ctx.Err() != nil && s.ctx.Err() == nil {
-				continue // it ended meanwhile
-			}
-			release()
-			return nil, err
-		}
-		held = append(held, t)
-	}
-	return release, nil
 }
 
 // leave ends the running side of timelines whose records say that they are

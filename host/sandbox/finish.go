@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -54,13 +56,10 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 	if current {
 		which = unended
 	}
-	release, err := s.turnsOf(ctx, which, t)
-	if err != nil {
-		return err
-	}
-	defer release()
+	held := s.newTurns(t)
+	defer held.release()
 	var all []protocol.TimelineID
-	err = s.commit(label, func(tx Tx) error {
+	err = held.commit(ctx, label, which, func(tx Tx, ids []protocol.TimelineID) error {
 		r, err := timelines.need(tx, string(t.id))
 		if err != nil {
 			return err
@@ -72,13 +71,11 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 		if err != nil {
 			return err
 		}
-		if all, err = which(tx); err != nil {
-			return err
-		}
+		all = ids
 		if current {
 			err = s.endSandbox(tx, why)
 		} else {
-			all = append([]protocol.TimelineID{t.id}, all...)
+			all = append([]protocol.TimelineID{t.id}, ids...)
 		}
 		return errors.Join(err, s.fillSlot(tx, line, result), s.endTimelines(tx, all, why))
 	})
@@ -92,57 +89,22 @@ func (s *Sandbox) endLine(ctx context.Context, t *timeline, label string, result
 	return nil
 }
 
-// turnsOf takes the turns of the timelines that which lists, but for those
-// that the caller holds. While they are waited for, lines may be restored: it
-// looks again until it holds all that is there, and then nothing can be added.
-func (s *Sandbox) turnsOf(ctx context.Context, which func(Tx) ([]protocol.TimelineID, error), holds ...*timeline) (func(), error) {
-	var releases []func()
-	release := func() {
-		for _, r := range releases {
-			r()
-		}
-	}
-	held := map[protocol.TimelineID]bool{}
-	for _, t := range holds {
-		held[t.id] = true
-	}
-	for {
-		var ids, more []protocol.TimelineID
-		err := s.view(func(tx Tx) error {
-			var err error
-			ids, err = which(tx)
-			return err
-		})
-		for _, id := range ids {
-			if !held[id] {
-				held[id] = true
-				more = append(more, id)
-			}
-		}
-		if err == nil && len(more) == 0 {
-			return release, nil
-		}
-		if err == nil {
-			var r func()
-			if r, err = s.turns(ctx, more); err == nil {
-				releases = append(releases, r)
-			}
-		}
-		if err != nil {
-			release()
-			return nil, err
-		}
-	}
-}
-
-// unended lists all timelines that are not ended.
+// unended lists all timelines that are not ended, ancestors first.
 func unended(tx Tx) ([]protocol.TimelineID, error) {
 	recs, err := timelines.all(tx)
+	if err != nil {
+		return nil, err
+	}
+	depth := map[protocol.LineID]int{}
+	all, err := lines.all(tx)
+	for _, l := range all {
+		depth[l.ID] = l.Depth
+	}
+	recs = slices.DeleteFunc(recs, func(r TimelineRecord) bool { return r.State == StateEnded })
+	slices.SortStableFunc(recs, func(a, b TimelineRecord) int { return cmp.Compare(depth[a.Line], depth[b.Line]) })
 	var out []protocol.TimelineID
 	for _, r := range recs {
-		if r.State != StateEnded {
-			out = append(out, r.ID)
-		}
+		out = append(out, r.ID)
 	}
 	return out, err
 }

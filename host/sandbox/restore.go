@@ -18,6 +18,11 @@ type RestoreOptions struct {
 // Restore replaces the timeline of a node ("" is the current one) by one
 // loaded from a checkpoint, for an operator.
 func (s *Sandbox) Restore(ctx context.Context, node string, id protocol.CheckpointID, o RestoreOptions) error {
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	old, err := s.Current(node)
 	if err != nil {
 		return err
@@ -55,6 +60,7 @@ type restoring struct {
 	running *timeline // of old; nil when it has no machine
 	held    *held
 	unpin   func() // the kept present
+	turns   *turns
 	ended   []protocol.TimelineID
 	copy    *newcopy
 
@@ -71,11 +77,10 @@ func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 	if r.cp, err = s.target(ctx, r.target); err != nil {
 		return err
 	}
-	release, err := s.takeLine(ctx, &r)
-	if err != nil {
+	if err := s.takeLine(ctx, &r); err != nil {
 		return err
 	}
-	defer release()
+	defer r.release()
 	unreserve, err := s.reserveReplacement(ctx, r.running != nil)
 	if err != nil {
 		return err
@@ -91,8 +96,9 @@ func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 	}
 	line, err := s.loadNew(ctx, &r)
 	if err == nil {
-		err = s.commit("journal.restore", func(tx Tx) error { return s.commitRestore(tx, &r, line) },
-			func() { r.replacement = s.enter(r.copy, r.old.ID) })
+		err = r.turns.commit(ctx, "journal.restore", r.below, func(tx Tx, below []protocol.TimelineID) error {
+			return s.commitRestore(tx, &r, line, below)
+		}, func() { r.replacement = s.enter(r.copy, r.old.ID) })
 		if err != nil {
 			err = errors.Join(err, s.dropCopies(r.copy))
 		}
@@ -122,9 +128,10 @@ func (s *Sandbox) target(ctx context.Context, id protocol.CheckpointID) (Checkpo
 }
 
 // takeLine takes the turns of the line's timeline and of what is below it.
-func (s *Sandbox) takeLine(ctx context.Context, r *restoring) (release func(), err error) {
+func (s *Sandbox) takeLine(ctx context.Context, r *restoring) error {
 	var line LineRecord
-	err = s.view(func(tx Tx) error {
+	err := s.view(func(tx Tx) error {
+		var err error
 		if line, err = lines.need(tx, string(r.line)); err != nil {
 			return err
 		}
@@ -132,21 +139,35 @@ func (s *Sandbox) takeLine(ctx context.Context, r *restoring) (release func(), e
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	releaseOld := func() {}
 	if r.running = s.timeline(r.old.ID); r.running != nil {
 		if err := r.running.take(ctx); err != nil {
-			return nil, err
+			return err
 		}
-		releaseOld = r.running.release
 	}
-	releaseBelow, err := s.turnsOf(ctx, func(tx Tx) ([]protocol.TimelineID, error) { return descendants(tx, r.old.ID) })
-	if err != nil {
-		releaseOld()
-		return nil, err
+	r.turns = s.newTurns(r.running)
+	if err := r.turns.cover(ctx, r.below); err != nil {
+		r.release()
+		return err
 	}
-	return func() { releaseBelow(); releaseOld() }, nil
+	return nil
+}
+
+// release gives back all turns.
+func (r *restoring) release() {
+	r.turns.release()
+	if r.running != nil {
+		r.running.release()
+	}
+}
+
+// below lists what ends with the old timeline.
+func (r *restoring) below(tx Tx) ([]protocol.TimelineID, error) {
+	if r.detach {
+		return nil, nil
+	}
+	return descendants(tx, r.old.ID)
 }
 
 // holdOld stops the old machine, and publishes its present if that is kept.
@@ -155,7 +176,6 @@ func (s *Sandbox) holdOld(ctx context.Context, r *restoring) error {
 	t := r.running
 	if isClosed(t.machine().Done()) {
 		s.stopped(t, protocol.Errorf(protocol.CodeChildLost, "the machine ended: %v", causeOf(t.machine())))
-		r.running = nil
 		return told(r.key, protocol.Errorf(protocol.CodeSandboxStopped, "the machine ended before the restore"))
 	}
 	want := Checkpoint{Class: ClassAuto, Label: "before restore of " + string(r.target), Key: r.key, Kind: protocol.CallRestore}
@@ -202,7 +222,7 @@ func (s *Sandbox) loadNew(ctx context.Context, r *restoring) (LineRecord, error)
 	return line, nil
 }
 
-func (s *Sandbox) commitRestore(tx Tx, r *restoring, line LineRecord) error {
+func (s *Sandbox) commitRestore(tx Tx, r *restoring, line LineRecord, below []protocol.TimelineID) error {
 	old, err := timelines.need(tx, string(r.old.ID))
 	if err != nil {
 		return err
@@ -230,18 +250,12 @@ func (s *Sandbox) commitRestore(tx Tx, r *restoring, line LineRecord) error {
 		op.Kept = r.held.meta.ID
 	}
 	why := protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID)
-	r.ended = []protocol.TimelineID{r.old.ID}
 	if r.detach {
 		if err := detachBelow(tx, r.old.ID); err != nil {
 			return err
 		}
-	} else {
-		below, err := descendants(tx, r.old.ID)
-		if err != nil {
-			return err
-		}
-		r.ended = append(r.ended, below...)
 	}
+	r.ended = append([]protocol.TimelineID{r.old.ID}, below...)
 	return errors.Join(
 		s.endTimelines(tx, r.ended, why),
 		r.copy.become(tx, line),

@@ -177,11 +177,11 @@ func (s *Sandbox) endSlot(ctx context.Context, b protocol.BranchID, index int, w
 	if t == nil {
 		return nil
 	}
-	release, err := s.turns(ctx, []protocol.TimelineID{id})
-	if err != nil {
+	held := s.newTurns()
+	defer held.release()
+	if err := held.take(ctx, id); err != nil {
 		return err
 	}
-	defer release()
 	if t.ctx.Err() != nil {
 		return nil
 	}

@@ -100,6 +100,7 @@ type Sandbox struct {
 	timelines map[protocol.TimelineID]*timeline // with a VM
 	pins      map[protocol.CheckpointID]int     // used by an operation under way
 	waiters   map[protocol.BranchID]chan struct{}
+	closed    bool
 	over      *protocol.Error
 	isOver    bool
 	reserved  int // VMs of operations under way, for the live budget
@@ -207,28 +208,49 @@ func (s *Sandbox) Reason() *protocol.Error {
 // Close kills every VM of this process and waits for all that runs. Records
 // stay as they are: recovery or the removal of the state directory follows.
 func (s *Sandbox) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.cancel(errDown)
+	s.killAll()
+	s.tasks.Wait()
+	s.killAll() // what the last commits have added
+}
+
+func (s *Sandbox) killAll() {
 	for _, t := range s.running() {
-		t.close()
 		if err := t.machine().Kill(); err != nil {
 			s.log.Error("kill VM", "timeline", t.id, "error", err)
 		}
+		t.close()
 	}
-	s.tasks.Wait()
+}
+
+// begin makes Close wait for an operation of the owner, and end it.
+func (s *Sandbox) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, protocol.Errorf(protocol.CodeUnavailable, "%v", errDown)
+	}
+	s.tasks.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })
+	return ctx, func() { stop(); cancel(nil); s.tasks.Done() }, nil
 }
 
 // End ends every timeline and the sandbox; reason nil means as asked.
 func (s *Sandbox) End(reason *protocol.Error) error {
-	release, err := s.turnsOf(s.ctx, unended)
+	_, done, err := s.begin(s.ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer done()
+	held := s.newTurns()
+	defer held.release()
 	var all []protocol.TimelineID
-	err = s.record("journal.end", func(tx Tx) error {
-		if all, err = unended(tx); err != nil {
-			return err
-		}
+	err = held.commit(s.ctx, "journal.end", unended, func(tx Tx, ids []protocol.TimelineID) error {
+		all = ids
 		return errors.Join(s.endTimelines(tx, all, reason), s.endSandbox(tx, reason))
 	})
 	if err != nil {

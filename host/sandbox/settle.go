@@ -64,11 +64,45 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 	}
 }
 
+// abort undoes a prepare on the link it was sent on, if that still stands, and
+// tells whether the guest runs again. Whatever else the link carries then
+// arrives; settle would lose it. The guest fails the call of key itself.
+func (s *Sandbox) abort(t *timeline, f protocol.Freeze, key protocol.Key, failure error) bool {
+	t.mu.Lock()
+	ss := t.current
+	t.mu.Unlock()
+	if s.ctx.Err() != nil || ss == nil || !ss.alive() {
+		return false
+	}
+	if _, said := errors.AsType[prepareFailed](failure); !said {
+		ctx, cancel := context.WithTimeout(t.ctx, s.timeouts.Ack)
+		defer cancel()
+		if ss.link.Send(ctx, &protocol.Abort{Freeze: f, Error: protocol.AsError(failure)}) != nil {
+			return false
+		}
+		_, err := ss.await(ctx, func(m protocol.Message) bool {
+			p, ok := m.(*protocol.PrepareFailed)
+			return ok && p.Freeze == f
+		})
+		if err != nil {
+			return false
+		}
+	}
+	t.settled(key)
+	t.attach(ss)
+	return ss.alive()
+}
+
+// prepareFailed is what a guest said, which runs on.
+type prepareFailed struct{ error }
+
+func (p prepareFailed) Unwrap() error { return p.error }
+
 func prepareError(e *protocol.Error) error {
 	if e == nil {
-		return protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop")
+		e = protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop")
 	}
-	return e
+	return prepareFailed{e}
 }
 
 // thawing says what a thaw carries.

@@ -17,6 +17,11 @@ type SnapshotOptions struct {
 // Snapshot makes a checkpoint of a node's timeline ("" is the current one)
 // for an operator: no program in the guest is told.
 func (s *Sandbox) Snapshot(ctx context.Context, node string, o SnapshotOptions) (protocol.CheckpointID, error) {
+	ctx, done, err := s.begin(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer done()
 	t, err := s.liveAt(node)
 	if err != nil {
 		return "", err
@@ -127,9 +132,14 @@ func (s *Sandbox) stop(ctx context.Context, t *timeline, want Checkpoint) (*held
 		return nil, err
 	}
 	h := &held{freeze: f, key: want.Key, meta: want, since: time.Now()}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	q, err := s.quiesce(ctx, t, f, want.Key)
 	if err != nil {
-		s.settle(t, want.Key, err)
+		if !s.abort(t, f, want.Key, err) {
+			s.settle(t, want.Key, err)
+		}
 		return nil, told(want.Key, err)
 	}
 	if err := t.machine().Pause(ctx); err != nil {

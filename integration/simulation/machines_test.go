@@ -20,7 +20,8 @@ type vm struct {
 	paused bool
 	dead   bool
 	mute   bool // neither hears nor says anything any more
-	born   int  // step of the capture it was loaded from
+	host   *daemon
+	born   int // step of the capture it was loaded from
 	done   chan struct{}
 	err    error
 }
@@ -61,7 +62,7 @@ func (m machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, 
 			return protocol.Errorf(protocol.CodeCheckpointLost, "no checkpoint %s", r.Checkpoint)
 		}
 		w.made++
-		v = &vm{world: w, id: r.VM, number: w.made, born: s.step, done: make(chan struct{})}
+		v = &vm{world: w, host: m.host, id: r.VM, number: w.made, born: s.step, done: make(chan struct{})}
 		v.guest = s.guest.load(v)
 		w.vms = append(w.vms, v)
 		return nil

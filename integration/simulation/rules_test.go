@@ -96,10 +96,8 @@ func (r *rules) loaded(q sandbox.LoadRequest) {
 	if t.State != sandbox.StateHibernated || t.Hibernated.Checkpoint != q.Checkpoint {
 		w.fail("checkpoint %s is loaded as %s, which is %s", w.short(string(q.Checkpoint)), w.short(string(t.ID)), t.State)
 	}
-	for _, v := range w.vms {
-		if v.guest.timeline == rec.Timeline {
-			w.fail("a second incarnation of %s is loaded while %v exists", w.short(string(t.ID)), v)
-		}
+	if old := w.find(t.VM); old != nil {
+		w.fail("a second incarnation of %s is loaded while %v exists", w.short(string(t.ID)), old)
 	}
 }
 
@@ -111,7 +109,7 @@ func (r *rules) spoken(d *daemon) {
 	}
 	d.sweeping = false
 	for _, v := range w.vms {
-		if _, ok := w.journal.owner(v.id); !ok {
+		if _, ok := w.journal.owner(v.id); !ok && v.host != d {
 			w.fail("recovery speaks to guests, and %v is not swept", v)
 		}
 	}
