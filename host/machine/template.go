@@ -203,7 +203,7 @@ func (e *Engine) ready(ctx context.Context, vm vmm.VM) error {
 // booted is the one timeline of a template.
 type booted struct{ *link.Link }
 
-func (booted) Place(context.Context) (program.Place, error) { return program.Place{}, nil }
+func (booted) Places(context.Context) ([]program.Place, error) { return make([]program.Place, 1), nil }
 
 func (b booted) OpenStream(ctx context.Context, _ protocol.TimelineID, o protocol.Open) (program.Stream, error) {
 	return b.Link.OpenStream(ctx, o)
@@ -222,9 +222,8 @@ func quiesce(ctx context.Context, l *link.Link) error {
 		}
 		switch m := m.(type) {
 		case *protocol.Drained:
-			if err := l.Send(ctx, &protocol.AckPosition{Freeze: m.Freeze, Position: m.Position}); err != nil {
-				return err
-			}
+			// It may end the link before Send returns; Receive tells.
+			l.Send(ctx, &protocol.AckPosition{Freeze: m.Freeze, Position: m.Position})
 		case *protocol.PrepareFailed:
 			return fmt.Errorf("quiesce: %w", m.Error)
 		case *protocol.Quiesced:
