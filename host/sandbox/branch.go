@@ -115,7 +115,7 @@ func checkBranch(a *protocol.BranchArgs) error {
 	}
 	for _, l := range a.Labels {
 		if len(l) > protocol.MaxLabel {
-			return protocol.Errorf(protocol.CodeInvalidArgument, "label of %d bytes; want at most %d", len(l), protocol.MaxLabel)
+			return protocol.Errorf(protocol.CodeTooLarge, "label of %d bytes; want at most %d", len(l), protocol.MaxLabel)
 		}
 	}
 	return errors.Join(per("payloads", len(a.Payloads)), per("env values", len(a.Env)), per("labels", len(a.Labels)))

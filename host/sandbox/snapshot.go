@@ -49,7 +49,7 @@ func (s *Sandbox) snapshotCall(t *timeline, key protocol.Key, a protocol.Snapsho
 // has travelled in a thaw; a durable snapshot's follows, without the turn.
 func (s *Sandbox) snapshot(ctx context.Context, t *timeline, key protocol.Key, a protocol.SnapshotArgs) (protocol.CheckpointID, error) {
 	if len(a.Label) > protocol.MaxLabel {
-		return "", protocol.Errorf(protocol.CodeInvalidArgument, "label of %d bytes; want at most %d", len(a.Label), protocol.MaxLabel)
+		return "", protocol.Errorf(protocol.CodeTooLarge, "label of %d bytes; want at most %d", len(a.Label), protocol.MaxLabel)
 	}
 	if err := t.take(ctx); err != nil {
 		return "", err
