@@ -77,15 +77,15 @@ func (s *Sandbox) dialOnce(ctx context.Context, vm VM) (*session, error) {
 		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "guest speaks protocol %d (release %s), host %d", hello.Version, hello.Release, protocol.Version)
 	}
 	ss := &session{link: link, hello: hello, inbox: make(chan protocol.Message, inboxSize), done: make(chan struct{})}
-	s.task(ss.read)
+	s.task(func() { ss.read(s.ctx) })
 	return ss, nil
 }
 
-// read moves messages to their places until the link ends.
-func (ss *session) read() {
+// read moves messages to their places until the link or ctx ends.
+func (ss *session) read(ctx context.Context) {
 	defer close(ss.done)
 	for {
-		m, err := ss.link.Receive(context.Background())
+		m, err := ss.link.Receive(ctx)
 		if err != nil {
 			if t := ss.owner.Load(); t != nil {
 				t.linkEnded(ss)

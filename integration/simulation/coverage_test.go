@@ -8,6 +8,38 @@ import (
 	"sync"
 )
 
+// labels are the steps at which a fault can happen: calls of the coordinator,
+// and messages under way. A new one must be added here.
+var labels = []string{
+	"adopt", "capture", "connect", "durable", "kill", "load", "model", "pause", "publish", "remove", "room", "set-class", "sweep-disk", "sweep-vm", "un-pause",
+	"journal.branch", "journal.branched", "journal.cancel", "journal.cancelled", "journal.collected", "journal.confirm", "journal.discard", "journal.drop",
+	"journal.end", "journal.ends", "journal.exited", "journal.finish", "journal.hibernated", "journal.intend", "journal.left", "journal.move", "journal.moved",
+	"journal.reserve", "journal.reserve-llm", "journal.restore", "journal.restored", "journal.settle-llm", "journal.start", "journal.started", "journal.stopped",
+	"journal.swept", "journal.wake", "journal.wave",
+	"to-host.attached", "to-host.call", "to-host.call-gone", "to-host.caller-exited", "to-host.drained", "to-host.end", "to-host.hello", "to-host.outcome-ack",
+	"to-host.prepare-failed", "to-host.quiesced", "to-host.thawed",
+	"to-vm.abort", "to-vm.ack-position", "to-vm.attach", "to-vm.outcome", "to-vm.prepare", "to-vm.thaw",
+}
+
+// missing lists labels at which none of the faults happened, or which are not
+// in the list above.
+func (c *coverage) missing(faults ...string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for _, label := range labels {
+		if !slices.ContainsFunc(faults, func(f string) bool { return c.counts[label][f] > 0 }) {
+			out = append(out, label)
+		}
+	}
+	for label := range c.counts {
+		if !slices.Contains(labels, label) && !strings.HasPrefix(label, "guest.") {
+			out = append(out, label+" (not listed)")
+		}
+	}
+	return out
+}
+
 // coverage counts which fault happened where.
 type coverage struct {
 	mu     sync.Mutex

@@ -42,7 +42,7 @@ func (w *world) strike() bool {
 		time.Sleep(d)
 		happened = true
 	case "call":
-		happened = w.breakCall()
+		happened = w.breakCall(w.plan.target)
 	default:
 		happened = w.strikeVM(kind)
 	}
@@ -50,6 +50,21 @@ func (w *world) strike() bool {
 		w.faults++
 	}
 	return happened
+}
+
+// underWay tells whether a call or message of this label waits.
+func (w *world) underWay(label string) bool {
+	for _, p := range w.parked {
+		if p.label == label {
+			return true
+		}
+	}
+	for _, v := range w.vms {
+		if l := v.link; l != nil && (len(l.toHost) > 0 && "to-host."+typeOf(l.toHost[0]) == label || len(l.toGuest) > 0 && "to-vm."+typeOf(l.toGuest[0]) == label) {
+			return true
+		}
+	}
+	return false
 }
 
 // atAll counts a fault at everything that is under way.
@@ -72,9 +87,14 @@ func (w *world) atAll(kind string) {
 	}
 }
 
-func (w *world) breakCall() bool {
+// breakCall makes a call fail, one at the target if there is one.
+func (w *world) breakCall(target string) bool {
 	var can []*parked
 	for _, p := range w.parked {
+		if len(p.faults) > 0 && p.label == target {
+			can = []*parked{p}
+			break
+		}
 		if len(p.faults) > 0 {
 			can = append(can, p)
 		}
@@ -104,6 +124,13 @@ func (w *world) strikeVM(kind string) bool {
 		w.coverVM(kind, v)
 		w.happened("FAULT", kind, v)
 		v.die(errors.New("out of memory"))
+	case "freeze-fails":
+		if v.paused || v.guest.stopping == 0 {
+			return false
+		}
+		w.coverVM(kind, v)
+		w.happened("FAULT", kind, v)
+		v.guest.stopped(errors.New("a program does not freeze"))
 	case "mute":
 		if v.mute {
 			return false

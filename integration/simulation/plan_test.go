@@ -23,6 +23,8 @@ type plan struct {
 	kinds    []string // of faults beside those of calls
 	often    int      // a fault every so many steps, about
 	drain    bool     // children finish at the end
+	target   string   // step at which faults are likely; empty: anywhere
+	before   string   // step at which a call's fault leads to the target
 }
 
 // Mixes of calls; what stands there twice is called twice as often.
@@ -43,6 +45,27 @@ func (p plan) interrupts() bool {
 	})
 }
 
+var (
+	// Steps that only a fault at another leads to.
+	leadsTo = map[string]string{"journal.hibernated": "load", "journal.drop": "load", "journal.confirm": "journal.reserve", "journal.stopped": "un-pause"}
+	moving  = []string{"journal.move", "journal.moved", "journal.wake", "journal.hibernated"}
+)
+
+// mixFor is a mix of calls that leads to a step.
+func mixFor(target string, standard []protocol.CallKind) []protocol.CallKind {
+	switch target {
+	case "set-class", "journal.collected", "journal.discard":
+		return []protocol.CallKind{protocol.CallBranch, protocol.CallFinish, protocol.CallFinish, protocol.CallResults, protocol.CallResults, protocol.CallAdopt, protocol.CallDiscard}
+	case "journal.wave", "journal.cancel", "journal.cancelled", "journal.exited", "journal.finish", "to-host.caller-exited":
+		return mixes[2]
+	case "journal.restore", "journal.restored", "to-vm.abort", "to-host.prepare-failed":
+		return mixes[1]
+	case "durable", "journal.move", "journal.moved", "journal.wake", "journal.hibernated":
+		return mixes[0]
+	}
+	return standard
+}
+
 func newPlan(seed uint64) plan {
 	rng := rand.New(rand.NewPCG(seed, 0x706c616e))
 	p := plan{seed: seed, id: "sb-aaaaaaaaaaaaaaaa", resident: rng.IntN(3) > 0, threads: 1 + rng.IntN(3), calls: 1 + rng.IntN(7),
@@ -56,11 +79,21 @@ func newPlan(seed uint64) plan {
 		// A new base pays at the second capture.
 		p.spec.MemoryBytes = captureBytes
 	}
-	kinds := []string{"kill", "kill", "kill", "call", "call", "call", "vm-death", "link-loss", "duplicate", "late", "worker-death", "crash", "mute", "close"}
+	kinds := []string{"kill", "kill", "kill", "call", "call", "call", "vm-death", "link-loss", "duplicate", "late", "worker-death", "crash", "mute", "close", "freeze-fails"}
 	if rng.IntN(2) == 0 {
 		// All of the same two kinds.
 		kinds = []string{kinds[rng.IntN(len(kinds))], kinds[rng.IntN(len(kinds))]}
 	}
 	p.kinds = kinds
+	if rng.IntN(3) == 0 {
+		p.target, p.faults = labels[rng.IntN(len(labels))], max(p.faults, 1)
+		if p.before = leadsTo[p.target]; p.before != "" {
+			p.faults = max(p.faults, 2)
+		}
+		p.mix, p.calls = mixFor(p.target, p.mix), p.calls+3
+		if slices.Contains(moving, p.target) {
+			p.spec.MemoryBytes = captureBytes
+		}
+	}
 	return p
 }

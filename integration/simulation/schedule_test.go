@@ -97,7 +97,18 @@ func (w *world) step() bool {
 	// Timers that were set in different steps end at different times.
 	time.Sleep(time.Microsecond)
 	synctest.Wait()
-	if w.faults > 0 && !w.calm && w.chance(w.plan.often) && w.strike() {
+	often := w.plan.often
+	if w.plan.target != "" {
+		often *= 4
+		if w.underWay(w.plan.target) {
+			often = 2
+		}
+	}
+	if w.plan.before != "" && w.faults > 1 && !w.calm && w.underWay(w.plan.before) && w.chance(3) && w.breakCall(w.plan.before) {
+		w.faults--
+		return true
+	}
+	if w.faults > 0 && !w.calm && w.chance(often) && w.strike() {
 		return true
 	}
 	actions := w.enabled()
@@ -182,7 +193,10 @@ func (w *world) enabled() []action {
 func (w *world) enabledVM(v *vm, add func(int, string, string, any, func())) {
 	l, g := v.link, v.guest
 	if l != nil && len(l.toHost) > 0 && !v.mute {
-		add(4, "to-host", typeOf(l.toHost[0]), v, l.arrive)
+		add(4, "to-host", typeOf(l.toHost[0]), v, func() {
+			w.cover.hit(string(none), "to-host."+typeOf(l.toHost[0]))
+			l.arrive()
+		})
 	}
 	if v.paused || v.mute {
 		return
@@ -191,6 +205,7 @@ func (w *world) enabledVM(v *vm, add func(int, string, string, any, func())) {
 		if len(l.toGuest) > 0 {
 			m := l.toGuest[0]
 			add(4, "to-vm", m.Type(), v, func() {
+				w.cover.hit(string(none), "to-vm."+m.Type())
 				l.toGuest = l.toGuest[1:]
 				g.receive(m)
 			})

@@ -83,6 +83,16 @@ func TestSchedules(t *testing.T) {
 	took := time.Since(began)
 	t.Logf("%d schedules, %d steps, %.0f schedules/s", n, steps, float64(n)/took.Seconds())
 	t.Logf("faults by step:\n%s", c)
+	if n >= 2000 && bad == 0 {
+		if m := c.missing(string(none)); len(m) > 0 {
+			t.Errorf("no schedule came to %v", m)
+		}
+	}
+	if n >= 20000 && bad == 0 {
+		if m := c.missing("kill", "close", "crash"); len(m) > 0 {
+			t.Errorf("no schedule ended the daemon at %v", m)
+		}
+	}
 }
 
 func TestReplay(t *testing.T) {

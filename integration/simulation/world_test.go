@@ -239,6 +239,9 @@ func (w *world) kill() {
 			v.die(errors.New("ended with its parent"))
 		}
 	}
+	if d.closing {
+		return // and goes on to end
+	}
 	go func() {
 		defer close(d.gone)
 		// Start and Recover end by themselves, with their context.
