@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -269,13 +270,14 @@ type interrupts struct {
 	signals chan os.Signal
 	cancel  context.CancelCauseFunc
 	program chan *program.Program
+	all     sync.WaitGroup
 }
 
 func interruptible(ctx context.Context) (context.Context, *interrupts) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	i := &interrupts{make(chan os.Signal, 4), cancel, make(chan *program.Program, 1)}
+	i := &interrupts{signals: make(chan os.Signal, 4), cancel: cancel, program: make(chan *program.Program, 1)}
 	signal.Notify(i.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	go i.pass()
+	i.all.Go(i.pass)
 	return ctx, i
 }
 
@@ -291,9 +293,11 @@ func (i *interrupts) pass() {
 			}
 			sent++
 			name := unix.SignalName(s.(syscall.Signal))
-			if p == nil || sent > 1 || p.Signal(name) != nil {
+			if p == nil || sent > 1 {
 				i.cancel(protocol.Errorf(protocol.CodeCancelled, "ended by %s", name))
+				continue
 			}
+			i.all.Go(func() { p.Signal(name) }) // may wait for the guest; the next one must not
 		}
 	}
 }
@@ -303,6 +307,7 @@ func (i *interrupts) to(p *program.Program) { i.program <- p }
 func (i *interrupts) stop() {
 	signal.Stop(i.signals)
 	close(i.signals)
+	i.all.Wait()
 	i.cancel(nil)
 }
 

@@ -2,6 +2,7 @@ package program
 
 import (
 	"io"
+	"math"
 	"sync"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -13,14 +14,16 @@ const inputAhead = 64 << 10
 // input is the line's standard input, in host offsets. A timeline counts
 // from its own base: the host offset at which its offset 0 would be.
 type input struct {
+	src    io.Reader
+	reader sync.Once
+
 	mu     sync.Mutex // guards what follows
 	cond   *sync.Cond
 	buf    []byte // input from start on
 	start  int64
-	end    bool
+	end    bool // of the source
+	closed bool
 	base   map[protocol.TimelineID]int64
-	reader sync.Once
-	src    io.Reader
 }
 
 func newInput(r io.Reader) *input {
@@ -29,22 +32,21 @@ func newInput(r io.Reader) *input {
 	return in
 }
 
-// read fills the buffer. It outlives Follow while the source blocks: a read
-// of a terminal cannot be taken back.
+// read fills the buffer until the source ends or the input is closed. It
+// outlives Follow while the source blocks: a read of a terminal cannot be
+// taken back.
 func (in *input) read() {
 	b := make([]byte, 16<<10)
 	for {
 		n, err := in.src.Read(b)
 		in.mu.Lock()
 		in.buf = append(in.buf, b[:n]...)
-		if err != nil {
-			in.end = true
-		}
+		in.end = err != nil
 		in.cond.Broadcast()
-		for len(in.buf) >= inputAhead {
+		for len(in.buf) >= inputAhead && !in.closed {
 			in.cond.Wait()
 		}
-		done := in.end
+		done := in.end || in.closed
 		in.mu.Unlock()
 		if done {
 			return
@@ -52,32 +54,52 @@ func (in *input) read() {
 	}
 }
 
-// feed sends a timeline what none has taken, and more as it comes.
-func (in *input) feed(st Stream, t protocol.TimelineID, taken uint64, ended <-chan struct{}) {
-	in.reader.Do(func() { go in.read() })
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-ended:
-		case <-stop:
-		}
-		in.mu.Lock()
-		in.cond.Broadcast()
-		in.mu.Unlock()
-	}()
+// wake makes feed look at its ended.
+func (in *input) wake() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if _, known := in.base[t]; !known {
-		in.base[t] = in.start - int64(taken)
-	}
-	at := in.base[t] + int64(taken)
-	in.drop(at)
-	for {
-		for at >= in.start+int64(len(in.buf)) && !in.end {
-			if isClosed(ended) {
-				return
+	in.cond.Broadcast()
+}
+
+func (in *input) close() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.closed, in.buf = true, nil
+	in.cond.Broadcast()
+}
+
+// attach says where a timeline goes on that has taken so much, and drops what
+// it has. What its origin had taken before the checkpoint, and nobody heard
+// of, is dropped with it.
+func (in *input) attach(place Place, taken uint64) (at int64, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	base, known := in.base[place.Timeline]
+	if !known {
+		if origin, ok := in.base[place.Origin]; ok {
+			if err := in.drop(origin, taken); err != nil {
+				return 0, err
 			}
+		}
+		base = in.start - int64(taken)
+		in.base[place.Timeline] = base
+	}
+	if err := in.drop(base, taken); err != nil {
+		return 0, err
+	}
+	if at = base + int64(taken); at < in.start {
+		return 0, protocol.Errorf(protocol.CodeProtocol, "the guest gives input back that it had taken")
+	}
+	return at, nil
+}
+
+// feed sends a timeline the input from at on, and more as it comes.
+func (in *input) feed(st Stream, t protocol.TimelineID, at int64, ended <-chan struct{}) {
+	in.reader.Do(func() { go in.read() })
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for {
+		for at >= in.start+int64(len(in.buf)) && !in.end && !isClosed(ended) {
 			in.cond.Wait()
 		}
 		if isClosed(ended) {
@@ -97,18 +119,25 @@ func (in *input) feed(st Stream, t protocol.TimelineID, taken uint64, ended <-ch
 }
 
 // taken drops what a timeline's program has.
-func (in *input) taken(t protocol.TimelineID, offset uint64) {
+func (in *input) taken(t protocol.TimelineID, offset uint64) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.drop(in.base[t] + int64(offset))
+	return in.drop(in.base[t], offset)
 }
 
-func (in *input) drop(upTo int64) {
-	if n := upTo - in.start; n > 0 {
-		in.buf = in.buf[min(n, int64(len(in.buf))):]
-		in.start = upTo
+// drop forgets input before the offset of a timeline. The guest says the
+// offset: only what was read can have been taken.
+func (in *input) drop(base int64, offset uint64) error {
+	n := base - in.start + int64(offset)
+	if offset > math.MaxInt64/2 || n > int64(len(in.buf)) {
+		return protocol.Errorf(protocol.CodeProtocol, "the guest has taken %d bytes of input, which is more than it was given", offset)
+	}
+	if n > 0 {
+		in.buf = in.buf[n:]
+		in.start += n
 		in.cond.Broadcast()
 	}
+	return nil
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -3,6 +3,7 @@ package program
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/ratoon-project/ratoon/host/sandbox"
@@ -33,9 +34,22 @@ type Line struct {
 }
 
 type held struct {
+	by    []start // oldest first; the last holds the line
+	ended bool
+}
+
+// start is how a timeline came to hold its line.
+type start struct {
 	timeline, maker protocol.TimelineID
 	execs           []protocol.ExecOffsets
-	ended           bool
+}
+
+func (s start) place(id protocol.ExecID) Place {
+	p := Place{Timeline: s.timeline, Origin: s.maker}
+	if i := slices.IndexFunc(s.execs, func(e protocol.ExecOffsets) bool { return e.ID == id }); i >= 0 {
+		p.Offsets = &s.execs[i]
+	}
+	return p
 }
 
 // NewLines makes a Lines whose Observe is to be given the sandbox's events.
@@ -63,13 +77,17 @@ func (l *Lines) Observe(e sandbox.Event) {
 	defer l.mu.Unlock()
 	switch e.Kind {
 	case sandbox.EventTimelineStarted:
-		first := l.places[e.Line] == nil
-		l.places[e.Line] = &held{timeline: e.Timeline, maker: e.Maker, execs: e.Execs}
-		if first && l.started != nil {
-			l.started(Line{ID: e.Line, Node: e.Node, Execs: e.Execs})
+		h := l.places[e.Line]
+		if h == nil {
+			h = &held{}
+			l.places[e.Line] = h
+			if l.started != nil {
+				l.started(Line{ID: e.Line, Node: e.Node, Execs: e.Execs})
+			}
 		}
+		h.by, h.ended = append(h.by, start{e.Timeline, e.Maker, e.Execs}), false
 	case sandbox.EventTimelineEnded:
-		if h := l.places[e.Line]; h != nil && h.timeline == e.Timeline {
+		if h := l.places[e.Line]; h != nil && h.by[len(h.by)-1].timeline == e.Timeline {
 			h.ended = true
 		}
 	case sandbox.EventSandboxEnded:
@@ -93,31 +111,36 @@ type lineSource struct {
 	id    protocol.ExecID
 }
 
-// Place implements Source. A line whose timeline ended may be restored, until
+// Places implements Source. A line whose timeline ended may be restored, until
 // its sandbox is over; but a program has lost its line when nothing holds it.
-func (s lineSource) Place(ctx context.Context) (Place, error) {
+func (s lineSource) Places(ctx context.Context) ([]Place, error) {
 	for {
-		s.lines.mu.Lock()
-		h, changed, ready := s.lines.places[s.line], s.lines.changed, s.lines.streams != nil
-		s.lines.mu.Unlock()
-		if h != nil && h.ended {
-			return Place{}, io.EOF
-		}
-		if h != nil && ready {
-			p := Place{Timeline: h.timeline, Origin: h.maker}
-			for _, e := range h.execs {
-				if e.ID == s.id {
-					p.Offsets = &e
-				}
-			}
-			return p, nil
+		places, changed, err := s.look()
+		if places != nil || err != nil {
+			return places, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Place{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+func (s lineSource) look() (places []Place, changed <-chan struct{}, err error) {
+	l := s.lines
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.places[s.line]
+	if h != nil && h.ended {
+		return nil, nil, io.EOF
+	}
+	if h != nil && l.streams != nil {
+		for _, by := range h.by {
+			places = append(places, by.place(s.id))
+		}
+	}
+	return places, l.changed, nil
 }
 
 // OpenStream implements Source.

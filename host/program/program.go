@@ -3,8 +3,8 @@ package program
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +18,7 @@ type Stream interface {
 	Close() error
 }
 
-// Place is a timeline that holds the line.
+// Place is a timeline that holds or held the line.
 type Place struct {
 	Timeline protocol.TimelineID
 	// Origin is the timeline that made the checkpoint this one was loaded
@@ -30,9 +30,10 @@ type Place struct {
 
 // Source is where the line is. The sandbox's owner implements it.
 type Source interface {
-	// Place returns the timeline that holds the line now. It waits while
-	// there is none yet, and returns io.EOF once the line has ended.
-	Place(ctx context.Context) (Place, error)
+	// Places returns the timelines that have held the line, oldest first; the
+	// last holds it now. It waits while there is none yet, and returns io.EOF
+	// once the line has ended.
+	Places(ctx context.Context) ([]Place, error)
 	// OpenStream opens a bulk stream to the timeline; it waits while its
 	// link is down, and fails once it has ended.
 	OpenStream(ctx context.Context, t protocol.TimelineID, o protocol.Open) (Stream, error)
@@ -58,12 +59,50 @@ type Program struct {
 	out   map[string]io.Writer
 	input *input
 
-	mu     sync.Mutex // guards what follows
-	begun  bool
-	stream Stream
-	seen   map[protocol.TimelineID]protocol.ExecOffsets // output taken from each timeline
-	from   protocol.ExecOffsets
-	resize *protocol.ExecResize
+	mu      sync.Mutex // guards what follows
+	begun   bool
+	stream  Stream
+	reached map[protocol.TimelineID]*reached
+	from    protocol.ExecOffsets
+	resize  *protocol.ExecResize
+	signals []string // for when the program can be reached
+}
+
+// reached is how much output of a timeline was passed on. What comes before
+// the checkpoint is also its origin's, and that of others loaded from there.
+type reached struct {
+	own        protocol.ExecOffsets
+	checkpoint protocol.ExecOffsets
+	origin     *reached // nil: not followed, or passed on up to the checkpoint
+}
+
+// so is how far the output was passed on, by whichever timeline.
+func (r *reached) so() protocol.ExecOffsets {
+	if r.origin == nil {
+		return r.own
+	}
+	before := least(r.checkpoint, r.origin.so())
+	r.own = most(r.own, before)
+	if before.Stdout == r.checkpoint.Stdout && before.Stderr == r.checkpoint.Stderr {
+		r.origin = nil
+	}
+	return r.own
+}
+
+// advance says that output was passed on.
+func (r *reached) advance(to protocol.ExecOffsets) {
+	for ; r != nil; r = r.origin {
+		r.own = most(r.own, to)
+		to = least(to, r.checkpoint)
+	}
+}
+
+func least(a, b protocol.ExecOffsets) protocol.ExecOffsets {
+	return protocol.ExecOffsets{Stdout: min(a.Stdout, b.Stdout), Stderr: min(a.Stderr, b.Stderr)}
+}
+
+func most(a, b protocol.ExecOffsets) protocol.ExecOffsets {
+	return protocol.ExecOffsets{Stdout: max(a.Stdout, b.Stdout), Stderr: max(a.Stderr, b.Stderr)}
 }
 
 // New describes a program; Follow starts it.
@@ -71,7 +110,7 @@ func New(o Options) *Program {
 	if o.ID == "" {
 		o.ID = protocol.NewExecID()
 	}
-	p := &Program{id: o.ID, spec: o.Spec, from: o.From, begun: o.Spec == nil, seen: map[protocol.TimelineID]protocol.ExecOffsets{},
+	p := &Program{id: o.ID, spec: o.Spec, from: o.From, begun: o.Spec == nil, reached: map[protocol.TimelineID]*reached{},
 		out: map[string]io.Writer{"stdout": o.Stdout, "stderr": o.Stderr}}
 	if o.Stdin != nil {
 		p.input = newInput(o.Stdin)
@@ -85,17 +124,21 @@ func (p *Program) ID() protocol.ExecID { return p.id }
 // Follow runs the program to its exit. An error of code CodeSandboxStopped
 // says that the line ended first.
 func (p *Program) Follow(ctx context.Context, src Source) (*protocol.ExecExit, error) {
+	if p.input != nil {
+		defer p.input.close()
+	}
 	for wait := time.Millisecond; ; {
-		place, err := src.Place(ctx)
+		places, err := src.Places(ctx)
 		if errors.Is(err, io.EOF) {
 			return nil, protocol.Errorf(protocol.CodeSandboxStopped, "the line ended before the program did")
 		}
 		if err != nil {
 			return nil, err
 		}
-		exit, progress, err := p.attach(ctx, src, place)
-		if exit != nil || ctx.Err() != nil {
-			return exit, errors.Join(err, context.Cause(ctx))
+		p.locate(places)
+		exit, progress, err := p.attach(ctx, src, places[len(places)-1])
+		if exit != nil {
+			return exit, nil
 		}
 		if refused, ok := errors.AsType[*refusal](err); ok {
 			return nil, refused.Err
@@ -106,84 +149,19 @@ func (p *Program) Follow(ctx context.Context, src Source) (*protocol.ExecExit, e
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 		wait = min(2*wait, 50*time.Millisecond)
 	}
 }
 
-// refusal is an error that the guest gave as the answer.
+// refusal is an error that ends the program's following.
 type refusal struct{ Err *protocol.Error }
 
 func (r *refusal) Error() string { return r.Err.Error() }
 
-// attach follows the program on one link. It returns the exit when the
-// program ended, else whether anything arrived.
-func (p *Program) attach(ctx context.Context, src Source, place Place) (exit *protocol.ExecExit, progress bool, err error) {
-	at := p.position(place)
-	o := protocol.ExecOpen{ID: p.id, Stdout: at.Stdout, Stderr: at.Stderr}
-	if !p.started() {
-		o.Start = p.spec
-	}
-	st, err := src.OpenStream(ctx, place.Timeline, protocol.Open{Op: protocol.OpExec, Exec: &o})
-	if err != nil {
-		return nil, false, err
-	}
-	ended := make(chan struct{})
-	var helpers sync.WaitGroup
-	defer func() {
-		close(ended)
-		st.Close()
-		helpers.Wait()
-		p.use(nil)
-	}()
-	helpers.Go(func() { // the receive below does not know ctx
-		select {
-		case <-ctx.Done():
-			st.Close()
-		case <-ended:
-		}
-	})
-	for {
-		var f protocol.ExecFrame
-		if err := st.Receive(&f); err != nil {
-			return nil, progress, err
-		}
-		progress = true
-		switch {
-		case f.Error != nil:
-			if f.Error.Code == protocol.CodeBusy {
-				return nil, progress, f.Error
-			}
-			return nil, progress, &refusal{f.Error}
-		case f.Started != nil:
-			p.use(st)
-			// What was taken on an earlier link need not be kept any longer.
-			if err := p.ack(st, place); err != nil {
-				return nil, progress, err
-			}
-			if p.input != nil {
-				taken := f.Started.Stdin
-				helpers.Go(func() { p.input.feed(st, place.Timeline, taken, ended) })
-			}
-		case f.Taken != nil && p.input != nil:
-			p.input.taken(place.Timeline, *f.Taken)
-		case f.Output != nil:
-			if err := p.write(place.Timeline, f.Output); err != nil {
-				return nil, progress, err
-			}
-			if err := p.ack(st, place); err != nil {
-				return nil, progress, err
-			}
-		case f.Exit != nil:
-			st.Send(protocol.ExecFrame{Ack: &protocol.ExecAck{Stdout: f.Exit.Stdout, Stderr: f.Exit.Stderr}})
-			return f.Exit, true, nil
-		}
-	}
-}
-
-func (p *Program) ack(st Stream, place Place) error {
-	at := p.position(place)
-	return st.Send(protocol.ExecFrame{Ack: &protocol.ExecAck{Stdout: at.Stdout, Stderr: at.Stderr}})
+func refuse(format string, args ...any) *refusal {
+	return &refusal{protocol.Errorf(protocol.CodeProtocol, format, args...)}
 }
 
 func (p *Program) started() bool {
@@ -192,38 +170,47 @@ func (p *Program) started() bool {
 	return p.begun
 }
 
-// position is the offset of the first output wanted of a timeline.
-func (p *Program) position(place Place) protocol.ExecOffsets {
+// locate finds where the output of timelines begins that were not known yet.
+// What an origin produced before the checkpoint and nobody took yet is taken
+// of the timeline that was loaded from it.
+func (p *Program) locate(places []Place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if at, ok := p.seen[place.Timeline]; ok {
-		return at
-	}
-	at := p.from
-	if place.Offsets != nil {
-		at = *place.Offsets
-		// What the checkpoint's timeline produced before it and nobody took
-		// is taken here, once.
-		if before, ok := p.seen[place.Origin]; ok {
-			at.Stdout, at.Stderr = min(at.Stdout, before.Stdout), min(at.Stderr, before.Stderr)
-			p.seen[place.Origin] = protocol.ExecOffsets{Stdout: max(before.Stdout, place.Offsets.Stdout), Stderr: max(before.Stderr, place.Offsets.Stderr)}
+	for _, place := range places {
+		if p.reached[place.Timeline] != nil {
+			continue
 		}
+		r := &reached{own: p.from}
+		if place.Offsets != nil {
+			r.checkpoint, r.origin = *place.Offsets, p.reached[place.Origin]
+			if r.own = r.checkpoint; r.origin != nil {
+				r.own = protocol.ExecOffsets{}
+			}
+		}
+		p.reached[place.Timeline] = r
 	}
-	p.seen[place.Timeline] = at
-	return at
+}
+
+// position is the offset of the first output wanted of a timeline.
+func (p *Program) position(t protocol.TimelineID) protocol.ExecOffsets {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reached[t].so()
 }
 
 // write passes output on, once.
 func (p *Program) write(t protocol.TimelineID, o *protocol.ExecOutput) error {
-	p.mu.Lock()
-	at := p.seen[t]
-	p.mu.Unlock()
+	at := p.position(t)
 	next := &at.Stdout
-	if o.Stream == "stderr" {
+	switch o.Stream {
+	case "stdout":
+	case "stderr":
 		next = &at.Stderr
+	default:
+		return refuse("output of a stream %q", o.Stream)
 	}
 	if o.Offset > *next {
-		return protocol.Errorf(protocol.CodeProtocol, "output of %s at %d, want %d", o.Stream, o.Offset, *next)
+		return refuse("output of %s at %d, want %d", o.Stream, o.Offset, *next)
 	}
 	data := o.Data[min(uint64(len(o.Data)), *next-o.Offset):]
 	if w := p.out[o.Stream]; w != nil {
@@ -233,48 +220,58 @@ func (p *Program) write(t protocol.TimelineID, o *protocol.ExecOutput) error {
 	}
 	*next += uint64(len(data))
 	p.mu.Lock()
-	p.seen[t] = at
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	p.reached[t].advance(at)
 	return nil
 }
 
-// use remembers the stream that Signal and Resize go to.
+// use remembers the stream that Signal and Resize go to, and sends what had
+// to wait for it.
 func (p *Program) use(st Stream) {
 	p.mu.Lock()
 	p.stream = st
-	if st != nil {
-		p.begun = true
+	if st == nil {
+		p.mu.Unlock()
+		return
 	}
-	size := p.resize
+	p.begun = true
+	size, signals := p.resize, p.signals
+	p.signals = nil
 	p.mu.Unlock()
-	if st != nil && size != nil {
+	if size != nil {
 		st.Send(protocol.ExecFrame{Resize: size})
+	}
+	for _, name := range signals {
+		p.Signal(name)
 	}
 }
 
-// Signal sends a signal ("SIGINT") to the program.
-func (p *Program) Signal(name string) error {
-	return p.send(protocol.ExecFrame{Signal: name})
+// Signal sends a signal ("SIGINT") to the program. While it cannot be
+// reached, as in a capture, the signal waits, as it would for a stopped
+// process.
+func (p *Program) Signal(name string) {
+	if p.send(protocol.ExecFrame{Signal: name}) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.signals, name) {
+		p.signals = append(p.signals, name)
+	}
 }
 
 // Resize sets the size of the program's terminal, also on later links.
-func (p *Program) Resize(rows, columns uint16) error {
+func (p *Program) Resize(rows, columns uint16) {
 	r := &protocol.ExecResize{Rows: rows, Columns: columns}
 	p.mu.Lock()
 	p.resize = r
 	p.mu.Unlock()
-	return p.send(protocol.ExecFrame{Resize: r})
+	p.send(protocol.ExecFrame{Resize: r})
 }
 
-func (p *Program) send(f protocol.ExecFrame) error {
+func (p *Program) send(f protocol.ExecFrame) bool {
 	p.mu.Lock()
 	st := p.stream
 	p.mu.Unlock()
-	if st == nil {
-		return protocol.Errorf(protocol.CodeUnavailable, "the program cannot be reached at this moment")
-	}
-	if err := st.Send(f); err != nil {
-		return fmt.Errorf("send to program: %w", err)
-	}
-	return nil
+	return st != nil && st.Send(f) == nil
 }

@@ -1,0 +1,157 @@
+package program_test
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratoon-project/ratoon/host/program"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// run follows a program that reads, over one stream for each of the places.
+func run(t *testing.T, stdin io.Reader, places ...[]program.Place) (streams []*pipe, done <-chan error) {
+	t.Helper()
+	l := &oneLine{places: places}
+	for range places {
+		l.streams = append(l.streams, newPipe())
+	}
+	p := program.New(program.Options{Spec: &protocol.ExecSpec{Stdin: true}, Stdin: stdin})
+	return l.streams, follow(t.Context(), p, l)
+}
+
+var (
+	first    = []program.Place{{Timeline: "tl-1"}}
+	restored = []program.Place{{Timeline: "tl-1"}, {Timeline: "tl-2", Origin: "tl-1", Offsets: &protocol.ExecOffsets{}}}
+)
+
+func (p *pipe) expect(t *testing.T, want protocol.ExecInput) {
+	t.Helper()
+	if diff := cmp.Diff(want, p.input(t)); diff != "" {
+		t.Errorf("input (-want +got):\n%s", diff)
+	}
+}
+
+// A new link goes on where the guest says it is.
+func TestInputOverLinks(t *testing.T) {
+	t.Parallel()
+	st, done := run(t, strings.NewReader("0123456789"), first, first)
+	st[0].put(started(0))
+	if got := st[0].input(t); string(got.Data) != "0123456789" || got.Offset != 0 {
+		t.Errorf("got %+v", got)
+	}
+	st[0].put(taken(3))
+	st[0].Close() // the next tells of two more
+	st[1].put(started(5))
+	st[1].expect(t, protocol.ExecInput{Offset: 5, Data: []byte("56789"), End: true})
+	st[1].put(exited)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// After a restore the program counts from an earlier offset, and gets what no
+// timeline has taken.
+func TestInputAfterRestore(t *testing.T) {
+	t.Parallel()
+	st, done := run(t, strings.NewReader("0123456789"), first, restored)
+	st[0].put(started(0))
+	st[0].input(t)
+	st[0].put(taken(6))
+	st[0].Close()
+	st[1].put(started(2))
+	st[1].expect(t, protocol.ExecInput{Offset: 2, Data: []byte("6789"), End: true})
+	st[1].put(taken(6))
+	st[1].put(exited)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was taken before a checkpoint, and was not heard of, is not replayed.
+func TestInputTakenUnheard(t *testing.T) {
+	t.Parallel()
+	st, done := run(t, strings.NewReader("0123456789"), first, restored)
+	st[0].put(started(0))
+	st[0].input(t)
+	st[0].Close()
+	st[1].put(started(7))
+	st[1].expect(t, protocol.ExecInput{Offset: 7, Data: []byte("789"), End: true})
+	st[1].put(exited)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Input is read ahead of the guest by a bounded amount, and Follow's end lets
+// go of the source.
+func TestInputBounded(t *testing.T) {
+	t.Parallel()
+	src := &counting{}
+	st, done := run(t, src, first)
+	st[0].put(started(0))
+	n := 0
+	for n < 64<<10 {
+		n += len(st[0].input(t).Data)
+	}
+	st[0].put(taken(1))
+	st[0].put(exited)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if n > 128<<10 {
+		t.Errorf("%d bytes were sent of which none was taken", n)
+	}
+}
+
+// counting never ends.
+type counting struct{}
+
+func (counting) Read(b []byte) (int, error) {
+	copy(b, bytes.Repeat([]byte("x"), len(b)))
+	return len(b), nil
+}
+
+// A guest that counts what it was never given ends its own program's
+// following, nothing else.
+func TestInputLies(t *testing.T) {
+	t.Parallel()
+	for name, lie := range map[string][]protocol.ExecFrame{
+		"more":            {started(0), taken(11)},
+		"more at once":    {started(0), taken(math.MaxUint64)},
+		"wrapped":         {started(math.MaxUint64)},
+		"largest":         {started(math.MaxInt64)},
+		"started twice":   {started(0), started(0)},
+		"restored beyond": nil,
+		"gave back":       nil,
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			places := [][]program.Place{first}
+			switch name {
+			case "restored beyond":
+				places = append(places, restored)
+			case "gave back":
+				places = append(places, first)
+			}
+			st, done := run(t, strings.NewReader("0123456789"), places...)
+			for _, f := range lie {
+				st[0].put(f)
+			}
+			if lie == nil {
+				st[0].put(started(0))
+				st[0].input(t)
+				st[0].put(taken(8))
+				st[0].Close()
+				st[1].put(started(map[string]uint64{"restored beyond": 12, "gave back": 3}[name]))
+			}
+			if err := <-done; protocol.CodeOf(err) != protocol.CodeProtocol {
+				t.Errorf("got %v, want %s", err, protocol.CodeProtocol)
+			}
+		})
+	}
+}
