@@ -1,6 +1,8 @@
 package protocol
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -100,6 +102,44 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// UnmarshalJSON keeps whole numbers in Details whole, as msgpack does: a
+// status is one that programs compare with integers.
+func (e *Error) UnmarshalJSON(b []byte) error {
+	type plain Error
+	var p plain
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if err := d.Decode(&p); err != nil {
+		return err
+	}
+	for name, v := range p.Details {
+		p.Details[name] = numbers(v)
+	}
+	*e = Error(p)
+	return nil
+}
+
+// numbers replaces json.Number by int64 where it fits, else by float64.
+func numbers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if i, err := v.Int64(); err == nil {
+			return i
+		}
+		f, _ := v.Float64()
+		return f
+	case []any:
+		for i := range v {
+			v[i] = numbers(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = numbers(v[name])
+		}
+	}
+	return v
+}
 
 // Is makes errors.Is match two protocol errors of equal code.
 func (e *Error) Is(target error) bool {
