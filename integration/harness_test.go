@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,11 +60,14 @@ func long() bool { return os.Getenv("RATOON_TEST_LONG") != "" }
 // options of one command line.
 type options struct {
 	stdin string
-	state string   // "": the shared one
-	env   []string // added to the environment
-	args  []string // the whole command line instead of "run"
-	flags []string // of `ratoon run`, before --
-	user  *syscall.Credential
+	input io.Reader // instead of stdin
+	state string    // "": the shared one
+	env   []string  // added to the environment
+	args  []string  // the whole command line instead of "run"
+	flags []string  // of `ratoon run`, before --
+	// command is another binary, or the same one elsewhere.
+	command string
+	user    *syscall.Credential
 }
 
 // result is how a command ended.
@@ -122,6 +126,24 @@ func (o *output) await(text string, done <-chan struct{}) (string, bool) {
 	}
 }
 
+var warmed sync.Map // state directories to *sync.Once
+
+// warm makes a first run, so that others need not build an image and boot a
+// template, and say so.
+func warm(t testing.TB, state string) {
+	t.Helper()
+	once, _ := warmed.LoadOrStore(state, &sync.Once{})
+	once.(*sync.Once).Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), deadline)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, command(t), "run", "--", "true")
+		cmd.Env = append(os.Environ(), "RATOON_STATE_DIR="+state)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("ratoon run -- true: %v\n%s", err, out)
+		}
+	})
+}
+
 // start starts `ratoon run FLAGS -- ARGV`, or another command line. It is
 // killed when the test ends.
 func start(t testing.TB, o options, argv ...string) *running {
@@ -132,13 +154,21 @@ func start(t testing.TB, o options, argv ...string) *running {
 		args = append(args, argv...)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
-	r := &running{cmd: exec.CommandContext(ctx, command(t), args...), cancel: cancel, done: make(chan struct{}),
+	program := o.command
+	if program == "" {
+		program = command(t)
+	}
+	r := &running{cmd: exec.CommandContext(ctx, program, args...), cancel: cancel, done: make(chan struct{}),
 		stdout: &output{changed: make(chan struct{})}, stderr: &output{changed: make(chan struct{})}}
 	if o.state == "" {
 		o.state = stateDir(t)
+		warm(t, o.state)
 	}
 	r.cmd.Env = append(append(os.Environ(), "RATOON_STATE_DIR="+o.state), o.env...)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = strings.NewReader(o.stdin), r.stdout, r.stderr
+	if o.input != nil {
+		r.cmd.Stdin = o.input
+	}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.user, Setpgid: true}
 	r.cmd.WaitDelay = 10 * time.Second
 	if err := r.cmd.Start(); err != nil {

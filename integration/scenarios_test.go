@@ -186,15 +186,15 @@ same true`},
 			{name: "over_depth", want: `
 0 "over_budget"`},
 			{name: "over_width", want: `
-width over_budget branch: over budget: branch(4), limit of width 3`},
+width over_budget over budget: branch(4), limit of width 3`},
 			{name: "over_live", want: `
-live over_budget branch: over budget: 1 machines run, 3 more would exceed the limit of 3`},
+live over_budget over budget: 1 machines run, 3 more would exceed the limit of 3`},
 			{name: "over_memory", want: `
-memory over_budget branch: over budget: 3 machines of 268435456 bytes would exceed the memory limit of 536870912`},
+memory over_budget over budget: 3 machines of 268435456 bytes would exceed the memory limit of 536870912`},
 			{name: "over_calls", want: `
 first "one"
 second "two"
-third over_budget llm_query: over budget: 2 model calls made, limit 2`},
+third over_budget over budget: 2 model calls made, limit 2`},
 			{name: "unfrozen", not: map[string]string{inShell: "a shell is not told of thaws"}, want: `
 stopped []`},
 			{name: "over_disk", want: `

@@ -93,7 +93,7 @@ def durable():
 
 
 def large():
-    size = 4 << 20
+    size = 2 << 20
     cp = ratoon.snapshot()
     if not cp.restored:
         ratoon.restore(cp.id, payload="x" * size)

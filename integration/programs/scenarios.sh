@@ -28,7 +28,7 @@ error() {
 	what=$1
 	shift
 	err=$(agentd call --watch $$ "$@" 2>&1 >/dev/null) && err='agentd: ok'
-	echo "$err" | sed -n "1s/^agentd: \([a-z_]*\):/$what \1/p"
+	echo "$err" | sed -n "1s/^agentd: \([a-z_]*\):\( [a-z_]*:\)\{0,1\}/$what \1/p"
 }
 
 # results prints the results of branch $1 with $2 children.
@@ -209,14 +209,14 @@ detach() {
 	if [ -n "$RATOON_RESTORED" ]; then
 		echo "child \"$(state loner)\""
 		do_ snapshot --label seen
-		while [ "$(state loner)" != ended ]; do sleep 0.2; done
+		while [ "$(state loner)" != ended ]; do sleep 1; done
 		echo "then \"$(state loner)\""
 		return
 	fi
 	before=$RATOON_CHECKPOINT
 	do_ branch --labels '["loner"]' 1
 	if [ -n "$RATOON_INDEX" ]; then
-		until objects tree | grep -q '"label":"seen"'; do sleep 0.2; done
+		until objects tree | grep -q '"label":"seen"'; do sleep 1; done
 		do_ finish '"nobody asks"'
 	fi
 	do_ restore --detach "$before"

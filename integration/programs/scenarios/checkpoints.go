@@ -36,7 +36,7 @@ func durable() {
 }
 
 func large() {
-	const size = 4 << 20
+	const size = 2 << 20
 	cp := take("")
 	if !cp.Restored {
 		back(cp.ID, client.RestoreOptions{Payload: strings.Repeat("x", size)})
