@@ -8,6 +8,10 @@ import (
 	"github.com/ratoon-project/ratoon/protocol/wire"
 )
 
+// maxCalls bounds the pending calls of one timeline. agentd refuses from
+// MaxPendingCalls on; some may be settled here and not yet there.
+const maxCalls = protocol.MaxPendingCalls + inboxSize
+
 // maxCallBytes bounds the arguments of all pending calls of one timeline.
 const maxCallBytes = 4 * protocol.MaxPayload
 
@@ -30,7 +34,12 @@ func (t *timeline) took(m protocol.Message) bool {
 	case *protocol.OutcomeAck:
 		t.ack(m.Key)
 	case *protocol.CallerExited:
-		t.sb.task(func() { t.sb.callerExited(t, m) })
+		if t.exiting.CompareAndSwap(false, true) {
+			t.sb.task(func() {
+				defer t.exiting.Store(false)
+				t.sb.callerExited(t, m)
+			})
+		}
 	default:
 		return false
 	}
@@ -44,8 +53,8 @@ func (t *timeline) received(m *protocol.Call) {
 	if t.ctx.Err() != nil || t.calls[m.Key] != nil {
 		return
 	}
-	if len(t.calls) >= protocol.MaxPendingCalls+inboxSize {
-		return // agentd refuses from MaxPendingCalls on: this is not agentd
+	if m.Key.IsZero() || len(t.calls) >= maxCalls {
+		return // this is not agentd
 	}
 	ctx, cancel := context.WithCancelCause(t.ctx)
 	t.calls[m.Key] = &call{kind: m.Kind, size: len(m.Arguments), cancel: cancel, acked: make(chan struct{})}
@@ -76,6 +85,13 @@ func (t *timeline) knows(key protocol.Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.calls[key] != nil
+}
+
+// full tells that no agentd has so many calls pending.
+func (t *timeline) full() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.calls) >= maxCalls
 }
 
 // expectAck returns what is closed when the outcome of key is acknowledged.

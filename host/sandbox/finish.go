@@ -120,6 +120,7 @@ func (s *Sandbox) callerExited(t *timeline, m *protocol.CallerExited) {
 	if err != nil || current {
 		return
 	}
+	m.Status.Signal = m.Status.Signal[:min(len(m.Status.Signal), len("SIGRTMIN+15"))]
 	why := protocol.Errorf(protocol.CodeChildExited, "the child's program ended without finish (%s)", describe(m.Status)).
 		With("status", m.Status.Code).With("signal", m.Status.Signal).With("stderr", string(m.Stderr[:min(len(m.Stderr), protocol.MaxStderrTail)]))
 	if err := s.endLine(t.ctx, t, "journal.exited", protocol.ChildResult{Error: why}, why); err != nil {

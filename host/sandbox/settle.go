@@ -98,12 +98,19 @@ type prepareFailed struct{ error }
 
 func (p prepareFailed) Unwrap() error { return p.error }
 
+// prepareError is the guest's reason. A code that a guest made up is not told.
 func prepareError(e *protocol.Error) error {
-	if e == nil {
-		e = protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop")
+	switch {
+	case e == nil:
+		return protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop")
+	case e.Code.Remedy() == "" || len(e.Message) > maxReason:
+		return protocol.Errorf(protocol.CodePrepareFailed, "the guest could not stop: %.*s", maxReason, e.Message)
 	}
-	return prepareFailed{e}
+	return e
 }
+
+// maxReason bounds what a guest says of its failures, in characters.
+const maxReason = 1 << 10
 
 // thawing says what a thaw carries.
 type thawing struct {
@@ -305,6 +312,9 @@ func (s *Sandbox) answerUnknown(t *timeline, h *protocol.Hello, but protocol.Key
 	for _, p := range h.Pending {
 		if p.Key == but || t.knows(p.Key) {
 			continue
+		}
+		if t.full() {
+			return // agentd never has so many
 		}
 		t.expectAck(p.Key)
 		s.task(func() { s.answerRecorded(t, p.Key) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -27,6 +28,8 @@ type timeline struct {
 	// committed.
 	turn chan struct{}
 	lost chan struct{} // a link ended
+
+	exiting atomic.Bool // its program's exit is being looked at
 
 	mu          sync.Mutex // guards what follows; below Sandbox.mu
 	vm          VM
