@@ -113,7 +113,7 @@ func inEveryTimeline(use func(string) []string) {
 }
 
 func threads() {
-	fds := must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0))
+	fds := must(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))
 	here := os.NewFile(uintptr(fds[0]), "here")
 	there := os.NewFile(uintptr(fds[1]), "there")
 	server := exec.Command("/proc/self/exe", "count", "3")
