@@ -25,19 +25,19 @@ func newCheckpoint(g *global) *cobra.Command {
 	ls := &cobra.Command{
 		Use:   "ls",
 		Short: "List the checkpoints of all sandboxes",
-		Args:  cobra.NoArgs,
+		Args:  arguments(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return g.listCheckpoints() },
 	}
 	show := &cobra.Command{
 		Use:   "show CHECKPOINT",
 		Short: "Print the manifest of a checkpoint",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments(cobra.ExactArgs(1)),
 		RunE:  func(cmd *cobra.Command, args []string) error { return g.showCheckpoint(args[0]) },
 	}
 	rm := &cobra.Command{
 		Use:   "rm CHECKPOINT...",
 		Short: "Remove checkpoints of sandboxes that no longer run",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  arguments(cobra.MinimumNArgs(1)),
 		RunE:  func(cmd *cobra.Command, args []string) error { return g.removeCheckpoints(cmd.Context(), args) },
 	}
 	outputFlag(ls, g)

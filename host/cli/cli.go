@@ -97,7 +97,7 @@ func statusOf(err error) int {
 		return exitUsage
 	case !ok:
 		return exitFailure
-	case e.Code == protocol.CodeInvalidArgument || e.Code == protocol.CodeUnknownCheckpoint:
+	case e.Code == protocol.CodeInvalidArgument || e.Code == protocol.CodeUnknownCheckpoint || e.Code == protocol.CodeNotFound:
 		return exitUsage
 	default:
 		return exitFailure
@@ -133,6 +133,16 @@ func newRoot(g *global) *cobra.Command {
 	return cmd
 }
 
+// arguments makes a wrong number of them a mistake in usage.
+func arguments(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usage("%s: %w", cmd.CommandPath(), err)
+		}
+		return nil
+	}
+}
+
 // outputFlag adds -o to a command that prints data.
 func outputFlag(cmd *cobra.Command, g *global) {
 	cmd.Flags().StringVarP(&g.output, "output", "o", "table", "table or json")
@@ -150,7 +160,7 @@ func newVersion(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the release and the protocol version",
-		Args:  cobra.NoArgs,
+		Args:  arguments(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			v := struct {
 				Release  string `json:"release"`

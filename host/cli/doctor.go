@@ -36,7 +36,7 @@ func newDoctor(g *global) *cobra.Command {
 		Use:   "doctor",
 		Short: "Check what this host has and lacks, with remedies",
 		Long:  "Doctor checks what Ratoon needs of this host. It fails when something is missing\nwithout which nothing runs; warnings say what works less well.",
-		Args:  cobra.NoArgs,
+		Args:  arguments(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return g.doctor(cmd.Context()) },
 	}
 	outputFlag(cmd, g)

@@ -64,7 +64,8 @@ func (p *private) close(keep bool) error {
 
 // bootFiles finds or builds kernel, initramfs and root image.
 func bootFiles(ctx context.Context, dir *state.Dir, progress io.Writer) (machine.Boot, error) {
-	cache := image.New(image.Options{Dir: image.Dir(dir.Path()), Progress: image.Terminal(progress)})
+	cache := image.New(image.Options{Dir: image.Dir(dir.Path()), Kernel: os.Getenv(image.EnvKernel), ModulesDir: os.Getenv(image.EnvModules),
+		Progress: image.Terminal(progress)})
 	agentd, err := image.FindAgentd()
 	if err != nil {
 		return machine.Boot{}, err

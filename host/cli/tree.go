@@ -22,7 +22,7 @@ func newTree(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tree [SANDBOX]",
 		Short: "Draw timelines and checkpoints of running and kept sandboxes",
-		Args:  cobra.MaximumNArgs(1),
+		Args:  arguments(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			want := protocol.SandboxID("")
 			if len(args) == 1 {
