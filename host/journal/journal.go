@@ -24,18 +24,33 @@ import (
 
 // Options of Open.
 type Options struct {
-	// ReadOnly opens without the owner's lock, to look at a journal that no
-	// process owns.
+	// ReadOnly looks at a journal that no process owns. Any number of
+	// processes may; the file must exist.
 	ReadOnly bool
+	// Existing does not make a journal.
+	Existing bool
 }
 
 // DB is one open journal.
 type DB struct{ db *bolt.DB }
 
+// lockWait is how long Open waits for those who only look.
+const lockWait = 100 * time.Millisecond
+
 // Open opens or makes the journal. A journal that another process owns is
-// CodeBusy.
+// CodeBusy; one that was removed meanwhile, or must exist and does not, is
+// CodeNotFound.
 func Open(path string, o Options) (*DB, error) {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 100 * time.Millisecond, ReadOnly: o.ReadOnly})
+	var file *os.File
+	open := func(name string, flag int, perm os.FileMode) (*os.File, error) {
+		if o.Existing || o.ReadOnly {
+			flag &^= os.O_CREATE
+		}
+		var err error
+		file, err = os.OpenFile(name, flag, perm)
+		return file, err
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: lockWait, ReadOnly: o.ReadOnly, OpenFile: open})
 	switch {
 	case errors.Is(err, bolt.ErrTimeout):
 		return nil, protocol.Errorf(protocol.CodeBusy, "the journal %s belongs to a running host process", path)
@@ -44,7 +59,20 @@ func Open(path string, o Options) (*DB, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open journal %s: %w", path, err)
 	}
+	// The owner before may have removed it while the lock was waited for.
+	if !isAt(file, path) {
+		return nil, errors.Join(protocol.Errorf(protocol.CodeNotFound, "no journal at %s", path), db.Close())
+	}
 	return &DB{db}, nil
+}
+
+func isAt(f *os.File, path string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(own, there)
 }
 
 // Close closes the file. Idempotent.

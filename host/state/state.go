@@ -4,7 +4,8 @@
 //	dir, err := state.Open("")                     // $RATOON_STATE_DIR or the user's default
 //	run, err := dir.NewRun()                       // of this process
 //	defer run.Close()
-//	for r, err := range dir.Runs() { ... }         // of all, running or not
+//	paths, err := dir.Paths()                      // of all, running or not
+//	old, err := dir.Take(paths[0])                 // of a process that ended
 //
 //	<state>/cache/images     kernels and root images     shared, under flock
 //	<state>/cache/templates  booted templates            shared, under flock
@@ -17,12 +18,15 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/journal"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -30,6 +34,11 @@ import (
 
 // Env names the state directory when no flag does.
 const Env = "RATOON_STATE_DIR"
+
+const (
+	nameRuns    = "runs"
+	nameJournal = "journal.db"
+)
 
 // Dir is a state directory.
 type Dir struct{ path string }
@@ -47,7 +56,7 @@ func Open(path string) (*Dir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find state directory: %w", err)
 	}
-	for _, d := range []string{abs, filepath.Join(abs, "runs"), filepath.Join(abs, "cache")} {
+	for _, d := range []string{abs, filepath.Join(abs, nameRuns), filepath.Join(abs, "cache")} {
 		if err := os.MkdirAll(d, 0o711); err != nil {
 			return nil, protocol.Errorf(protocol.CodeInvalidArgument, "make state directory: %v; choose another one with --state-dir or %s", err, Env)
 		}
@@ -69,6 +78,8 @@ func defaultPath() string {
 	return filepath.Join(home, ".local", "state", "ratoon")
 }
 
+func (d *Dir) runs() string { return filepath.Join(d.path, nameRuns) }
+
 // Path is where the directory lies.
 func (d *Dir) Path() string { return d.path }
 
@@ -83,18 +94,42 @@ type Run struct {
 
 // NewRun makes a run directory and takes its lock.
 func (d *Dir) NewRun() (*Run, error) {
-	path, err := os.MkdirTemp(filepath.Join(d.path, "runs"), "")
+	unlock, err := d.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	path, err := os.MkdirTemp(d.runs(), "")
 	if err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
 	}
 	if err := os.Chmod(path, 0o711); err != nil {
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("make run directory: %w", err), os.RemoveAll(path))
 	}
-	db, err := journal.Open(filepath.Join(path, "journal.db"), journal.Options{})
+	db, err := journal.Open(filepath.Join(path, nameJournal), journal.Options{})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(path))
 	}
 	return &Run{path, db}, nil
+}
+
+// lock keeps a new run's journal from being taken before its process has its
+// lock. It is held for moments.
+func (d *Dir) lock() (unlock func(), err error) {
+	f, err := os.Open(d.runs())
+	if err != nil {
+		return nil, fmt.Errorf("open run directories: %w", err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("lock run directories: %w", err)
+		}
+	}
 }
 
 // Socket is where the run's process answers while it lives.
@@ -106,20 +141,20 @@ func (r *Run) Logs() string { return filepath.Join(r.Path, "logs") }
 // Close gives the lock back. The directory stays.
 func (r *Run) Close() error { return r.Journal.Close() }
 
-// Remove removes the directory of a run whose lock is held, and gives it back.
+// Remove removes the directory and gives its lock back.
 func (r *Run) Remove() error {
 	return errors.Join(os.RemoveAll(r.Path), r.Journal.Close())
 }
 
 // Paths lists all run directories, oldest first.
 func (d *Dir) Paths() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(d.path, "runs"))
+	entries, err := os.ReadDir(d.runs())
 	if err != nil {
 		return nil, fmt.Errorf("list runs: %w", err)
 	}
 	type dated struct {
 		path string
-		at   int64
+		at   time.Time
 	}
 	var all []dated
 	for _, e := range entries {
@@ -127,9 +162,9 @@ func (d *Dir) Paths() ([]string, error) {
 		if err != nil || !e.IsDir() {
 			continue
 		}
-		all = append(all, dated{filepath.Join(d.path, "runs", e.Name()), info.ModTime().UnixNano()})
+		all = append(all, dated{filepath.Join(d.runs(), e.Name()), info.ModTime()})
 	}
-	sort.Slice(all, func(i, j int) bool { return all[i].at < all[j].at })
+	slices.SortFunc(all, func(a, b dated) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
 	out := make([]string, len(all))
 	for i, a := range all {
 		out[i] = a.path
@@ -138,15 +173,22 @@ func (d *Dir) Paths() ([]string, error) {
 }
 
 // Take takes over the run directory of a process that ended. It is
-// CodeBusy while the process lives, CodeNotFound when there is nothing in it.
+// CodeBusy while the process lives, CodeNotFound when it has no journal.
 func (d *Dir) Take(path string) (*Run, error) {
-	file := filepath.Join(path, "journal.db")
-	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		return nil, protocol.Errorf(protocol.CodeNotFound, "no journal in %s", path)
+	unlock, err := d.lock()
+	if err != nil {
+		return nil, err
 	}
-	db, err := journal.Open(file, journal.Options{})
+	defer unlock()
+	db, err := journal.Open(filepath.Join(path, nameJournal), journal.Options{Existing: true})
 	if err != nil {
 		return nil, err
 	}
 	return &Run{path, db}, nil
+}
+
+// Look opens the journal of a run without its lock, for reading; errors are
+// those of Take.
+func (d *Dir) Look(path string) (*journal.DB, error) {
+	return journal.Open(filepath.Join(path, nameJournal), journal.Options{ReadOnly: true})
 }
