@@ -43,7 +43,7 @@ func (g *global) tree(ctx context.Context, want protocol.SandboxID) error {
 	if err != nil {
 		return err
 	}
-	trees, err := readTrees(ctx, dir)
+	trees, err := g.readTrees(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -62,8 +62,8 @@ func (g *global) tree(ctx context.Context, want protocol.SandboxID) error {
 }
 
 // readTrees asks the hosts that run, and reads the journals of those that do
-// not.
-func readTrees(ctx context.Context, dir *state.Dir) ([]protocol.TreeResult, error) {
+// not. A run that cannot be read is told on standard error.
+func (g *global) readTrees(ctx context.Context, dir *state.Dir) ([]protocol.TreeResult, error) {
 	paths, err := dir.Paths()
 	if err != nil {
 		return nil, err
@@ -71,16 +71,16 @@ func readTrees(ctx context.Context, dir *state.Dir) ([]protocol.TreeResult, erro
 	trees := []protocol.TreeResult{}
 	for _, path := range paths {
 		t, ok, err := ask(ctx, filepath.Join(path, "ratoon.sock"))
-		if err != nil {
-			return nil, err
+		kept := []protocol.TreeResult{t}
+		if err == nil && !ok {
+			kept, err = readKept(dir, path)
 		}
-		if ok {
-			trees = append(trees, t)
+		if err != nil && ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err != nil {
+			fmt.Fprintf(g.err, "ratoon: left out %s: %s\n", path, line(err.Error()))
 			continue
-		}
-		kept, err := readKept(dir, path)
-		if err != nil {
-			return nil, err
 		}
 		trees = append(trees, kept...)
 	}
@@ -88,14 +88,18 @@ func readTrees(ctx context.Context, dir *state.Dir) ([]protocol.TreeResult, erro
 }
 
 func readKept(dir *state.Dir, path string) ([]protocol.TreeResult, error) {
-	run, err := dir.Take(path)
+	db, err := dir.Look(path)
 	if code := protocol.CodeOf(err); code == protocol.CodeBusy || code == protocol.CodeNotFound {
 		return nil, nil // it is starting or ending at this moment
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer run.Close()
+	defer db.Close()
+	ids, err := db.Sandboxes()
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
 	store, err := checkpoint.Open(path, checkpoint.Options{ReadOnly: true})
 	if err != nil {
 		return nil, err
@@ -104,7 +108,6 @@ func readKept(dir *state.Dir, path string) ([]protocol.TreeResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids, err := run.Journal.Sandboxes()
 	var out []protocol.TreeResult
 	for _, id := range ids {
 		var own []sandbox.Checkpoint
@@ -113,13 +116,13 @@ func readKept(dir *state.Dir, path string) ([]protocol.TreeResult, error) {
 				own = append(own, machine.Describe(m))
 			}
 		}
-		t, err := sandbox.ReadTree(run.Journal.Sandbox(id), id, own)
+		t, err := sandbox.ReadTree(db.Sandbox(id), id, own)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, t)
 	}
-	return out, err
+	return out, nil
 }
 
 // drawTree prints one line per timeline, below the node it came from, and one
