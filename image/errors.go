@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"syscall"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -27,11 +28,13 @@ type Error struct {
 	Remedy string
 }
 
+// Error is one line: causes that were joined follow one another.
 func (e *Error) Error() string {
+	cause := strings.ReplaceAll(e.Err.Error(), "\n", ": ")
 	if e.Remedy == "" {
-		return e.Op + ": " + e.Err.Error()
+		return e.Op + ": " + cause
 	}
-	return fmt.Sprintf("%s: %v; %s", e.Op, e.Err, e.Remedy)
+	return fmt.Sprintf("%s: %s; %s", e.Op, cause, e.Remedy)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
