@@ -11,13 +11,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
 
 // deadline ends a run that hangs. It is far from what any run needs.
-const deadline = 10 * time.Minute
+const deadline = 6 * time.Minute
 
 // repository is the root of the module.
 func repository() string {
@@ -82,6 +83,7 @@ type running struct {
 	cmd            *exec.Cmd
 	stdout, stderr *output
 	done           chan struct{}
+	late           atomic.Bool // ended by the deadline
 	cancel         context.CancelFunc
 	err            error
 }
@@ -178,6 +180,7 @@ func start(t testing.TB, o options, argv ...string) *running {
 	go func() {
 		defer close(r.done)
 		r.err = r.cmd.Wait()
+		r.late.Store(errors.Is(ctx.Err(), context.DeadlineExceeded))
 	}()
 	t.Cleanup(func() { cancel(); <-r.done })
 	return r
@@ -187,6 +190,9 @@ func start(t testing.TB, o options, argv ...string) *running {
 func (r *running) wait(t testing.TB) result {
 	t.Helper()
 	<-r.done
+	if r.late.Load() {
+		t.Errorf("the run was ended after %v", deadline)
+	}
 	res := result{stdout: r.stdout.String(), stderr: r.stderr.String()}
 	if exit, ok := errors.AsType[*exec.ExitError](r.err); ok {
 		res.status = exit.ExitCode()

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -77,7 +78,7 @@ func TestBadInput(t *testing.T) {
 		{"checkpoint rm " + unknown, "", 2, unknown},
 		{"checkpoint ls -o xml", "", 2, "xml"},
 		{"tree nonsense", "", 2, "nonsense"},
-		{"tree sb-aaaaaaaaaaaaaaaa", "", 125, "sb-aaaaaaaaaaaaaaaa"},
+		{"tree sb-aaaaaaaaaaaaaaaa", "", 2, "sb-aaaaaaaaaaaaaaaa"},
 		{"run --state-dir /proc/nowhere -- true", "", 2, "/proc/nowhere"},
 		{"run -- true", "RATOON_KERNEL=/nonexistent", 125, "/nonexistent"},
 		{"run -- true", "RATOON_AGENTD=/nonexistent", 125, "make build"},
@@ -103,48 +104,89 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// trying takes a snapshot that may fail, and lives.
+// trying takes a snapshot for each line it is told, which may fail, and lives.
 const trying = `
-import ratoon
-try:
-    ratoon.snapshot()
-    print("made")
-except ratoon.RatoonError as e:
-    print(e.code)
+import ratoon, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        ratoon.snapshot()
+        print("made", flush=True)
+    except ratoon.RatoonError as e:
+        print(e.code, flush=True)
 print(ratoon.whoami().node, len(ratoon.tree().checkpoints))
 `
 
-// TestFullDisk: a snapshot that finds no space is a typed error, and the
-// machine goes on.
+// smallDisk mounts a file system and makes a state directory of it.
+func smallDisk(t *testing.T, size string) string {
+	t.Helper()
+	needRoot(t, "mounts a small file system")
+	dir := shortDir(t)
+	if err := syscall.Mount("ratoon-test", dir, "tmpfs", 0, "mode=711,size="+size); err != nil {
+		t.Skipf("mount a tmpfs: %v: allow mounts", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	useCache(t, dir)
+	return dir
+}
+
+// TestFullDisk: a snapshot that finds no space is a typed error, the machine
+// goes on, and the next one is made when there is space again.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	needRoot(t, "mounts a small file system")
-	for _, c := range []struct {
-		size, stdout, stderr string
-		status               int
-	}{
-		{"4M", "disk_full\n0 0\n", "", 0},
-		{"16k", "", "ratoon: ", 125},
-	} {
-		t.Run(c.size, func(t *testing.T) {
-			dir := shortDir(t)
-			if err := syscall.Mount("ratoon-test", dir, "tmpfs", 0, "mode=711,size="+c.size); err != nil {
-				t.Skipf("mount a tmpfs: %v: allow mounts", err)
-			}
-			t.Cleanup(func() {
-				if err := syscall.Unmount(dir, 0); err != nil {
-					t.Error(err)
-				}
-			})
-			useCache(t, dir)
-			r := run(t, options{state: dir}, "python3", "-c", trying)
-			if r.status != c.status || r.stdout != c.stdout || !strings.HasPrefix(r.stderr, c.stderr) {
-				t.Errorf("status %d\n%s%s", r.status, r.stdout, r.stderr)
-			}
-			if left, _ := os.ReadDir(filepath.Join(dir, "runs")); len(left) > 0 {
-				t.Errorf("runs left behind: %v", left)
-			}
-		})
+	dir := smallDisk(t, "512M")
+	in, tell := io.Pipe()
+	r := start(t, options{state: dir, input: in}, "python3", "-c", trying)
+	r.await(t, "ready")
+	filler := filepath.Join(dir, "filler")
+	if err := fill(filler); err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(tell, "1\n")
+	r.await(t, "disk_full\n")
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(tell, "2\n")
+	r.await(t, "made\n")
+	tell.Close()
+	res := r.wait(t)
+	if want := "ready\ndisk_full\nmade\n0 1\n"; res.status != 0 || res.stdout != want {
+		t.Errorf("status %d\n%s%swant\n%s", res.status, res.stdout, res.stderr, want)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "runs")); len(left) > 0 {
+		t.Errorf("runs left behind: %v", left)
+	}
+}
+
+// fill leaves 1 MiB of a file system free.
+func fill(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(path, &st); err != nil {
+		return err
+	}
+	return syscall.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-1<<20)
+}
+
+// TestNoDisk: without space for anything a run says so.
+func TestNoDisk(t *testing.T) {
+	t.Parallel()
+	dir := smallDisk(t, "64k")
+	r := run(t, options{state: dir}, "true")
+	if r.status != 125 || !strings.HasPrefix(r.stderr, "ratoon: ") || !strings.Contains(r.stderr, "no space left") {
+		t.Errorf("status %d\n%s%s", r.status, r.stdout, r.stderr)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "runs")); len(left) > 0 {
+		t.Errorf("runs left behind: %v", left)
 	}
 }
 
@@ -159,7 +201,7 @@ func TestLongPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	useCache(t, dir)
-	if out := succeed(t, options{state: dir}, "python3", "-c", trying); out != "made\n0 1\n" {
+	if out := succeed(t, options{state: dir, stdin: "1\n"}, "python3", "-c", trying); out != "ready\nmade\n0 1\n" {
 		t.Errorf("output %q", out)
 	}
 }
@@ -217,7 +259,8 @@ find "$2" -type d -exec chown "$4" {} +`
 	}
 	r.cancel()
 	<-r.done
-	if out := succeed(t, o, "python3", "-c", trying); out != "made\n0 1\n" {
+	o.stdin = "1\n"
+	if out := succeed(t, o, "python3", "-c", trying); out != "ready\nmade\n0 1\n" {
 		t.Errorf("output %q", out)
 	}
 }
