@@ -83,7 +83,7 @@ func (e *Engine) key() string {
 // takes it into the run directory. progress is told when a boot begins.
 func (e *Engine) Template(ctx context.Context, progress func(string)) (protocol.CheckpointID, error) {
 	key := e.key()
-	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), key+".lock"))
+	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), key+".lock"), unix.LOCK_EX)
 	if err != nil {
 		return "", err
 	}
@@ -106,7 +106,7 @@ func (e *Engine) Template(ctx context.Context, progress func(string)) (protocol.
 
 // findTemplate returns "" when there is none that can be used.
 func (e *Engine) findTemplate(key string) (protocol.BaseID, error) {
-	if _, err := e.templates.Sweep(nil); err != nil {
+	if err := e.sweepTemplates(); err != nil {
 		return "", err
 	}
 	list, damaged, err := e.templates.Bases()
@@ -129,9 +129,29 @@ func (e *Engine) findTemplate(key string) (protocol.BaseID, error) {
 	return "", err
 }
 
+// building is locked, shared, by all who build templates of any key.
+const building = "building.lock"
+
+// sweepTemplates removes what killed builders have left, unless some process
+// is building one now: its files look the same.
+func (e *Engine) sweepTemplates() error {
+	unlock, err := tryLock(filepath.Join(e.templates.Dir(), building), unix.LOCK_EX)
+	if unlock == nil {
+		return err
+	}
+	defer unlock()
+	_, err = e.templates.Sweep(nil)
+	return err
+}
+
 func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootWait, protocol.Errorf(protocol.CodeTimeout, "the template was not ready within %v", bootWait))
 	defer cancel()
+	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), building), unix.LOCK_SH)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
 	id := protocol.NewBaseID()
 	p, err := e.templates.BeginBase(id)
 	if err != nil {
@@ -232,26 +252,39 @@ func quiesce(ctx context.Context, l *link.Link) error {
 	}
 }
 
-// lockFile waits for an exclusive lock, which ends with the process.
-func lockFile(ctx context.Context, path string) (unlock func(), err error) {
+// lockFile waits for a lock, shared or exclusive, which ends with the process.
+func lockFile(ctx context.Context, path string, how int) (unlock func(), err error) {
+	for {
+		unlock, err := tryLock(path, how)
+		if unlock != nil || err != nil {
+			return unlock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// tryLock returns nil and no error when another one has the lock.
+func tryLock(path string, how int) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, context.Cause(ctx)
-		case <-time.After(50 * time.Millisecond):
+		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if !errors.Is(err, unix.EINTR) {
+			break
 		}
 	}
+	if err == nil {
+		return func() { f.Close() }, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
