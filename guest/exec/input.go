@@ -3,6 +3,7 @@ package exec
 import (
 	"errors"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -164,17 +165,38 @@ func (p *program) endInput() {
 	}
 }
 
-// closeInput puts the program's input at its end now: what was not taken is
-// not for this line.
+// closeInput puts the program's input at its end now: what it has not read is
+// not for this line. Users are frozen.
 func (p *program) closeInput() {
 	p.mu.Lock()
 	p.in.forget()
 	p.in.final = true
 	tty := p.in.tty
+	if !p.in.closed && !tty {
+		p.in.drain()
+	}
 	p.mu.Unlock()
 	if tty {
 		poke(p.in.wake)
 		return
 	}
 	p.endInput()
+}
+
+// drain takes what is in the pipe. This end is for writing only, but the pipe
+// can be opened again. The caller holds p.mu, so nothing is added.
+func (in *input) drain() {
+	in.conn.Control(func(fd uintptr) {
+		r, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(fd)), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return // without /proc no program has started
+		}
+		defer unix.Close(r)
+		b := make([]byte, 64<<10)
+		for {
+			if n, err := unix.Read(r, b); n <= 0 && !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	})
 }

@@ -116,7 +116,7 @@ func TestCloseInputs(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, exec.Config{})
 	pipe, _ := start(t, m, withInput("sh", "-c", "cat; echo end"))
-	stuck, stuckID := start(t, m, withInput("sh", "-c", "sleep 0.3; wc -c"))
+	stuck, stuckID := start(t, m, withInput("sh", "-c", "sleep 2; wc -c"))
 	tty, ttyID := start(t, m, &protocol.ExecSpec{Argv: []string{"sh", "-c", "stty -echo; echo ready; cat; echo end"}, TTY: true, Stdin: true})
 	pipe.input(0, "abc", false)
 	pipe.waitOutput("abc")
@@ -137,8 +137,8 @@ func TestCloseInputs(t *testing.T) {
 	}
 	<-m.Wait(stuckID)
 	<-m.Wait(ttyID)
-	if stuck.wait(); strings.TrimSpace(stuck.stdout()) == "300000" {
-		t.Error("input that was not taken reached the program after CloseInputs")
+	if stuck.wait(); strings.TrimSpace(stuck.stdout()) != "0" {
+		t.Errorf("%s bytes that were not read reached the program after CloseInputs", strings.TrimSpace(stuck.stdout()))
 	}
 	again := attach(t, m, protocol.ExecOpen{ID: ttyID, Stdout: uint64(len(tty.stdout()))}, hostOptions{})
 	if again.wait(); again.stdout() != "end\r\n" {
