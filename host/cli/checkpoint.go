@@ -20,6 +20,7 @@ func newCheckpoint(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "List, show and remove checkpoints",
+		Args:  arguments(cobra.NoArgs), // an unknown command
 		RunE:  func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
 	ls := &cobra.Command{

@@ -23,12 +23,16 @@ type children struct {
 	show     bool
 	out, err io.Writer
 	lines    *program.Lines
+	ctx      context.Context
+	cancel   context.CancelFunc
 	all      sync.WaitGroup
 	mu       sync.Mutex // one line at a time on the terminal
 }
 
 func newChildren(dir string, show bool, out, err io.Writer) *children {
-	return &children{dir: dir, show: show, out: out, err: err}
+	c := &children{dir: dir, show: show, out: out, err: err}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
 }
 
 // start follows the programs of a new line until it ends. It does not block.
@@ -38,7 +42,11 @@ func (c *children) start(l program.Line) {
 	}
 }
 
-func (c *children) wait() { c.all.Wait() }
+// stop waits for those that follow; they end with their lines, or now.
+func (c *children) stop() {
+	c.cancel()
+	c.all.Wait()
+}
 
 func (c *children) follow(l program.Line, e protocol.ExecOffsets) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
@@ -49,7 +57,7 @@ func (c *children) follow(l program.Line, e protocol.ExecOffsets) {
 	defer stdout.Close()
 	defer stderr.Close()
 	p := program.New(program.Options{ID: e.ID, Stdout: stdout, Stderr: stderr, From: e})
-	p.Follow(context.Background(), c.lines.Source(l.ID, e.ID)) // ends with the line
+	p.Follow(c.ctx, c.lines.Source(l.ID, e.ID)) // ends with the line
 }
 
 func (c *children) sink(node, stream string, terminal io.Writer) *prefixed {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -84,8 +86,14 @@ func remedyOf(err error) string {
 	if _, ok := errors.AsType[*image.Error](err); ok {
 		return "" // its text holds one
 	}
-	if e, ok := errors.AsType[*protocol.Error](err); ok {
+	e, ok := errors.AsType[*protocol.Error](err)
+	switch {
+	case ok:
 		return e.Code.Remedy()
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return protocol.CodeDiskFull.Remedy()
+	case errors.Is(err, fs.ErrPermission):
+		return "choose another state directory with --state-dir or " + state.Env + ", or another user"
 	}
 	return ""
 }

@@ -11,11 +11,12 @@ import (
 )
 
 // escape makes text that came from a guest safe for a terminal: control
-// characters, also those of other alphabets, appear as Go escapes.
+// characters, those that change the direction of text, and other invisible
+// ones appear as Go escapes; bytes that are no text as U+FFFD.
 func escape(s string) string {
 	var b strings.Builder
 	for _, r := range s {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) && r != '\n' && r != '\t' {
+		if !unicode.IsPrint(r) && r != '\n' && r != '\t' {
 			q := strconv.QuoteRune(r)
 			b.WriteString(q[1 : len(q)-1])
 			continue
@@ -60,23 +61,16 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[exp])
 }
 
-// parseSize reads 256M, 1G, 1024 (bytes).
+// units are powers of 1024, by what may follow a number.
+var units = map[string]int{"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30, "T": 40, "TB": 40, "TIB": 40}
+
+// parseSize reads 256M, 1GiB, 1024 (bytes).
 func parseSize(s string) (int64, error) {
-	t := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(s), "B"), "I")
-	shift := 0
-	if i := strings.IndexAny("KMGT", lastByte(t)); i >= 0 && t != "" {
-		shift, t = 10*(i+1), t[:len(t)-1]
-	}
-	n, err := strconv.ParseInt(t, 10, 64)
-	if err != nil || n <= 0 || n > 1<<(62-shift) {
-		return 0, usage("%q is not a size such as 256M or 1G", line(s))
+	digits := len(s) - len(strings.TrimLeft(s, "0123456789"))
+	shift, ok := units[strings.ToUpper(s[digits:])]
+	n, err := strconv.ParseInt(s[:digits], 10, 64)
+	if !ok || err != nil || n == 0 || n > 1<<(62-shift) {
+		return 0, usage("%q is not a size such as 256M or 1G", s)
 	}
 	return n << shift, nil
-}
-
-func lastByte(s string) string {
-	if s == "" {
-		return "?"
-	}
-	return s[len(s)-1:]
 }

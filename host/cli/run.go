@@ -205,12 +205,12 @@ func (r *running) start(ctx context.Context, broker *llm.Broker, spec sandbox.Sp
 	if err != nil {
 		return 0, err
 	}
-	defer r.children.wait()
+	defer r.children.stop() // after the sandbox, whose end is theirs
 	defer sb.Close()
 	lines.Use(sb)
 	stop, err := serve(r.files.Socket(), sb)
 	if err != nil {
-		return 0, errors.Join(err, sb.End(nil))
+		return 0, errors.Join(err, end(sb, nil))
 	}
 	defer stop()
 	return r.follow(ctx, sb, lines, <-first)
@@ -221,14 +221,14 @@ func (r *running) follow(ctx context.Context, sb *sandbox.Sandbox, lines *progra
 	o := program.Options{Spec: r.spec, Stdin: r.in, Stdout: r.out, Stderr: r.err}
 	if r.spec == nil {
 		if len(first.Execs) == 0 {
-			return 0, errors.Join(protocol.Errorf(protocol.CodeInvalidArgument, "no program runs in checkpoint %s", r.options.from), sb.End(nil))
+			return 0, errors.Join(protocol.Errorf(protocol.CodeInvalidArgument, "no program runs in checkpoint %s", r.options.from), end(sb, nil))
 		}
 		o.ID, o.From = first.Execs[0].ID, first.Execs[0]
 	}
 	if r.options.tty {
 		restore, err := rawTerminal(r.in)
 		if err != nil {
-			return 0, errors.Join(err, sb.End(nil))
+			return 0, errors.Join(err, end(sb, nil))
 		}
 		defer restore()
 	}
@@ -244,22 +244,39 @@ func (r *running) follow(ctx context.Context, sb *sandbox.Sandbox, lines *progra
 			fmt.Fprintf(r.err, "ratoon: the program was ended after %v\n", r.options.timeout)
 			status = 124
 		}
-		return status, sb.End(nil)
+		return status, end(sb, nil)
 	}
-	select {
-	case <-sb.Ended(): // finish() by the first line is a good end
-		if reason := sb.Reason(); reason != nil {
-			return 0, reason
+	if protocol.CodeOf(err) == protocol.CodeSandboxStopped {
+		select {
+		case <-sb.Ended(): // finish() by the first line is a good end
+			if reason := sb.Reason(); reason != nil {
+				return 0, reason
+			}
+			return 0, nil
+		case <-ctx.Done():
+			err = context.Cause(ctx)
 		}
-		return 0, nil
-	default:
 	}
-	end := sb.End(protocol.AsError(err))
+	ended := end(sb, protocol.AsError(err))
 	if e, ok := errors.AsType[*protocol.Error](err); ok && e.Code == protocol.CodeNotFound {
 		fmt.Fprintln(r.err, "ratoon: "+escape(e.Message))
-		return exitNotFound, end
+		return exitNotFound, ended
 	}
-	return 0, errors.Join(err, end)
+	return 0, errors.Join(err, ended)
+}
+
+// endWait bounds the wait for the record of an end.
+const endWait = 10 * time.Second
+
+// end ends the sandbox. On a full disk its end cannot be recorded; the next
+// run then finds it as that of a host that was killed.
+func end(sb *sandbox.Sandbox, reason *protocol.Error) error {
+	late := time.AfterFunc(endWait, sb.Close)
+	err := sb.End(reason)
+	if !late.Stop() && err != nil {
+		return protocol.Errorf(protocol.CodeUnavailable, "the end of the sandbox could not be recorded within %v: %v", endWait, err)
+	}
+	return err
 }
 
 func signalNumber(name string) int { return int(unix.SignalNum(name)) }
@@ -268,6 +285,7 @@ func signalNumber(name string) int { return int(unix.SignalNum(name)) }
 // everything.
 type interrupts struct {
 	signals chan os.Signal
+	pipes   chan os.Signal // not read: a write to a closed pipe fails, and is cleaned up after
 	cancel  context.CancelCauseFunc
 	program chan *program.Program
 	all     sync.WaitGroup
@@ -275,8 +293,9 @@ type interrupts struct {
 
 func interruptible(ctx context.Context) (context.Context, *interrupts) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	i := &interrupts{signals: make(chan os.Signal, 4), cancel: cancel, program: make(chan *program.Program, 1)}
+	i := &interrupts{signals: make(chan os.Signal, 4), pipes: make(chan os.Signal, 1), cancel: cancel, program: make(chan *program.Program)}
 	signal.Notify(i.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	signal.Notify(i.pipes, syscall.SIGPIPE)
 	i.all.Go(i.pass)
 	return ctx, i
 }
@@ -306,6 +325,7 @@ func (i *interrupts) to(p *program.Program) { i.program <- p }
 
 func (i *interrupts) stop() {
 	signal.Stop(i.signals)
+	signal.Stop(i.pipes)
 	close(i.signals)
 	i.all.Wait()
 	i.cancel(nil)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -38,8 +39,12 @@ func serve(path string, sb *sandbox.Sandbox) (stop func(), err error) {
 		json.NewEncoder(w).Encode(tree)
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go srv.Serve(l)
-	return func() { srv.Close() }, nil
+	var serving sync.WaitGroup
+	serving.Go(func() { srv.Serve(l) })
+	return func() {
+		srv.Close()
+		serving.Wait()
+	}, nil
 }
 
 // listen binds in the directory itself, since paths of sockets are short.
@@ -54,6 +59,9 @@ func listen(path string) (net.Listener, error) {
 		return nil, err
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // the run directory goes as a whole
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
 	return l, nil
 }
 
