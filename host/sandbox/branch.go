@@ -179,8 +179,7 @@ func (s *Sandbox) loadWave(ctx context.Context, b *branching) error {
 	}
 	b.copies, b.lines, b.failed = map[int]*newcopy{}, map[int]*LineRecord{}, map[int]error{}
 	for i := range a.N {
-		l := &LineRecord{ID: protocol.NewLineID(), Node: parent.Node + "." + strconv.Itoa(parent.Children+i), Depth: parent.Depth + 1,
-			Branch: b.rec.ID, Index: i, Parent: b.rec.Parent}
+		l := &LineRecord{ID: protocol.NewLineID(), Depth: parent.Depth + 1, Branch: b.rec.ID, Index: i, Parent: b.rec.Parent}
 		c := BranchChild{Index: i, State: ChildWaiting, Line: l.ID}
 		if len(a.Payloads) > 0 {
 			c.Payload = a.Payloads[i]
@@ -193,7 +192,7 @@ func (s *Sandbox) loadWave(ctx context.Context, b *branching) error {
 		}
 		b.lines[i] = l
 		if i < wave(a) {
-			b.copies[i] = s.newCopy(b.cp, l)
+			b.copies[i] = s.newCopy(b.cp, l.ID)
 			b.copies[i].op = "branch"
 		}
 		b.rec.Children = append(b.rec.Children, c)
@@ -298,10 +297,15 @@ func (s *Sandbox) commitBranch(tx Tx, b *branching) error {
 	} else if err := s.parentLives(tx, ""); err != nil {
 		return err
 	}
+	parent, err := lines.need(tx, string(b.line))
+	if err != nil {
+		return err
+	}
 	rec := b.rec
 	rec.Children = slices.Clone(rec.Children)
 	for i := range rec.Children {
 		c, copied := &rec.Children[i], b.copies[i]
+		b.lines[i].Node = parent.Node + "." + strconv.Itoa(parent.Children+i)
 		switch failure := b.failed[i]; {
 		case failure != nil:
 			c.State = ChildOver
@@ -311,6 +315,7 @@ func (s *Sandbox) commitBranch(tx Tx, b *branching) error {
 			}
 		case copied != nil:
 			c.State, c.Timeline, c.VM, c.Stream = ChildLoaded, copied.timeline, copied.vmID, copied.stream
+			b.lines[i].Expires = rec.expires()
 			if err := copied.become(tx, *b.lines[i]); err != nil {
 				return err
 			}
@@ -321,8 +326,16 @@ func (s *Sandbox) commitBranch(tx Tx, b *branching) error {
 		}
 	}
 	b.rec = rec
-	return errors.Join(branches.put(tx, string(rec.ID), rec),
-		lines.change(tx, string(b.line), func(l *LineRecord) error { l.Children += b.args.N; return nil }))
+	parent.Children += b.args.N
+	return errors.Join(branches.put(tx, string(rec.ID), rec), lines.put(tx, string(parent.ID), parent))
+}
+
+// expires is when the time of a child that starts now is over; zero: never.
+func (b BranchRecord) expires() time.Time {
+	if b.Timeout == 0 {
+		return time.Time{}
+	}
+	return time.Now().UTC().Add(b.Timeout)
 }
 
 // enterChildren makes the loaded children timelines of this process.
@@ -395,8 +408,8 @@ func (s *Sandbox) thawChild(rec BranchRecord, t *timeline) {
 		return
 	}
 	s.watch(t)
-	if rec.Timeout > 0 {
-		s.expire(rec.ID, child.Index, rec.Timeout)
+	if line, err := s.lineOf(t); err == nil && !line.Expires.IsZero() {
+		s.expire(line)
 	}
 }
 
@@ -409,14 +422,15 @@ func childOutcome(rec BranchRecord, child BranchChild) any {
 	return protocol.SnapshotResult{ID: rec.Checkpoint, Restored: true, Index: &child.Index, Branch: rec.ID, Payload: child.Payload}
 }
 
-// expire ends a slot when its time is over.
-func (s *Sandbox) expire(b protocol.BranchID, index int, after time.Duration) {
+// expire ends the timeline of a child's slot when its time is over.
+func (s *Sandbox) expire(l LineRecord) {
 	s.task(func() {
-		if sleep(s.ctx, after) != nil {
+		if sleep(s.ctx, time.Until(l.Expires)) != nil {
 			return
 		}
-		if err := s.endSlot(s.ctx, b, index, protocol.Errorf(protocol.CodeTimeout, "the child ran longer than %v", after)); err != nil && s.ctx.Err() == nil {
-			s.log.Error("end a child at its timeout", "branch", b, "index", index, "error", err)
+		why := protocol.Errorf(protocol.CodeTimeout, "the child ran until its time was over, at %v", l.Expires.UTC().Format(time.RFC3339))
+		if err := s.endSlot(s.ctx, l.Branch, l.Index, why); err != nil && s.ctx.Err() == nil {
+			s.log.Error("end a child at its timeout", "branch", l.Branch, "index", l.Index, "error", err)
 		}
 	})
 }
@@ -497,17 +511,10 @@ func (s *Sandbox) startWaiting(rec *BranchRecord, child BranchChild) (*timeline,
 	if err != nil {
 		return nil, *rec, err
 	}
-	var line LineRecord
-	err = s.view(func(tx Tx) error {
-		if line, err = lines.need(tx, string(child.Line)); err != nil {
-			return err
-		}
-		return s.parentLives(tx, rec.Parent)
-	})
-	if err != nil {
+	if err := s.view(func(tx Tx) error { return s.parentLives(tx, rec.Parent) }); err != nil {
 		return nil, *rec, err
 	}
-	c := s.newCopy(cp, &line)
+	c := s.newCopy(cp, child.Line)
 	c.op = "branch"
 	if err := s.commit("journal.intend", c.intend); err != nil {
 		return nil, *rec, err
@@ -529,6 +536,11 @@ func (s *Sandbox) startWaiting(rec *BranchRecord, child BranchChild) (*timeline,
 			return fmt.Errorf("child %d no longer waits", child.Index)
 		}
 		k.State, k.Timeline, k.VM, k.Stream = ChildLoaded, c.timeline, c.vmID, c.stream
+		line, err := lines.need(tx, string(child.Line))
+		if err != nil {
+			return err
+		}
+		line.Expires = now.expires()
 		return errors.Join(branches.put(tx, string(rec.ID), now), c.become(tx, line))
 	}, func() { t = s.enter(c, "") })
 	if err != nil {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -24,24 +25,22 @@ type newcopy struct {
 	freeze   protocol.Freeze
 	recopied int64
 	op       string
+	host     string // hostnames begin with it
+	// machineID is for a line that has none yet.
+	machineID string
 
 	vm      VM
 	session *session
 	started time.Time
 }
 
-// newCopy names a copy of cp for a new line (which gets its hostname and
-// machine-id here) or for the replacement of an old one's timeline.
-func (s *Sandbox) newCopy(cp Checkpoint, line *LineRecord) *newcopy {
-	if line.MachineID == "" {
-		var b [16]byte
-		rand.Read(b[:])
-		line.MachineID = hex.EncodeToString(b[:])
-		line.Hostname = strings.TrimPrefix(string(s.id), "sb-")[:6] + "-" + strings.ReplaceAll(line.Node, ".", "-")
-	}
-	c := &newcopy{vmID: protocol.NewVMID(), line: line.ID, timeline: protocol.NewTimelineID(), stream: protocol.NewStreamID(),
-		origin: cp.ID, position: cp.Position, freeze: cp.Freeze, op: "load"}
-	line.Timeline = c.timeline
+// newCopy names a copy of cp that will be a timeline of line.
+func (s *Sandbox) newCopy(cp Checkpoint, line protocol.LineID) *newcopy {
+	var b [16]byte
+	rand.Read(b[:])
+	c := &newcopy{vmID: protocol.NewVMID(), line: line, machineID: hex.EncodeToString(b[:]), timeline: protocol.NewTimelineID(), stream: protocol.NewStreamID(),
+		origin: cp.ID, position: cp.Position, freeze: cp.Freeze, op: "load",
+		host: strings.TrimPrefix(string(s.id), "sb-")[:6]}
 	return c
 }
 
@@ -78,13 +77,18 @@ func (s *Sandbox) greet(ctx context.Context, vm VM, freeze protocol.Freeze) (*se
 	return ss, nil
 }
 
-// become writes the records of the copy as a live timeline of line.
+// become writes the records of the copy as a live timeline of line, which is
+// new or was read in this transaction.
 func (c *newcopy) become(tx Tx, line LineRecord) error {
+	line.Timeline, line.MachineID = c.timeline, cmp.Or(line.MachineID, c.machineID)
 	rec := TimelineRecord{ID: c.timeline, Line: c.line, Created: time.Now().UTC(), Origin: c.origin, Stream: c.stream,
 		Freezes: c.freeze, State: StateLive, Incarnation: 1, VM: c.vmID}
 	vm := VMRecord{ID: c.vmID, Timeline: c.timeline, Incarnation: 1}
 	if c.vm != nil {
 		vm.PID, vm.StartTime = c.vm.PID(), c.vm.StartTime()
+	}
+	if line.Hostname == "" {
+		line.Hostname = c.host + "-" + strings.ReplaceAll(line.Node, ".", "-")
 	}
 	return errors.Join(lines.put(tx, string(line.ID), line), timelines.put(tx, string(c.timeline), rec), vms.put(tx, string(c.vmID), vm))
 }

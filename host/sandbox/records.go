@@ -45,6 +45,7 @@ type (
 		Detached  bool                `json:",omitempty"`
 		Label     string              `json:",omitempty"`
 		Env       map[string]string   `json:",omitempty"`
+		Expires   time.Time           `json:",omitzero"` // of a child with a timeout
 		Hostname  string
 		MachineID string
 		Timeline  protocol.TimelineID

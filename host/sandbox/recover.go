@@ -26,7 +26,7 @@ func Recover(ctx context.Context, d Deps, id protocol.SandboxID) (*Sandbox, erro
 	s := newSandbox(id, rec.Spec, d)
 	defer s.bound(ctx)()
 	if err := s.recover(ctx); err != nil {
-		s.Close()
+		s.down() // its machines are left to the next try
 		return nil, fmt.Errorf("recover sandbox %s: %w", id, err)
 	}
 	return s, nil
@@ -247,10 +247,26 @@ func (s *Sandbox) resumeOperations(ctx context.Context) error {
 	for _, b := range bs {
 		s.rejoinBranch(b)
 	}
+	if err := s.expireAgain(); err != nil {
+		return err
+	}
 	all.Wait()
 	close(s.recovered)
 	s.collectGarbage()
 	return nil
+}
+
+// expireAgain starts the clocks of children with a timeout.
+func (s *Sandbox) expireAgain() error {
+	return s.view(func(tx Tx) error {
+		all, err := lines.all(tx)
+		for _, l := range all {
+			if !l.Expires.IsZero() && !l.Detached && s.timeline(l.Timeline) != nil {
+				s.expire(l)
+			}
+		}
+		return err
+	})
 }
 
 // recorded is the answer of an operation that committed under an earlier

@@ -94,10 +94,10 @@ func (s *Sandbox) restore(ctx context.Context, r restoring) error {
 		}
 		ctx = op
 	}
-	line, err := s.loadNew(ctx, &r)
+	err = s.loadNew(ctx, &r)
 	if err == nil {
 		err = r.turns.commit(ctx, "journal.restore", r.below, func(tx Tx, below []protocol.TimelineID) error {
-			return s.commitRestore(tx, &r, line, below)
+			return s.commitRestore(tx, &r, below)
 		}, func() { r.replacement = s.enter(r.copy, r.old.ID) })
 		if err != nil {
 			err = errors.Join(err, s.dropCopies(r.copy))
@@ -138,6 +138,9 @@ func (s *Sandbox) takeLine(ctx context.Context, r *restoring) error {
 		r.old, err = timelines.need(tx, string(line.Timeline))
 		return err
 	})
+	if err == nil && r.old.State == StateEnded {
+		err = r.old.must(StateLive)
+	}
 	if err != nil {
 		return err
 	}
@@ -201,28 +204,23 @@ func (s *Sandbox) holdOld(ctx context.Context, r *restoring) error {
 
 // loadNew starts the machine of the replacement; on an error nothing is left
 // of it.
-func (s *Sandbox) loadNew(ctx context.Context, r *restoring) (LineRecord, error) {
-	var line LineRecord
-	err := s.view(func(tx Tx) error {
-		var err error
-		line, err = lines.need(tx, string(r.line))
-		return err
-	})
-	if err != nil {
-		return line, err
-	}
-	r.copy = s.newCopy(r.cp, &line)
+func (s *Sandbox) loadNew(ctx context.Context, r *restoring) error {
+	r.copy = s.newCopy(r.cp, r.line)
 	r.copy.op = "restore"
 	if err := s.commit("journal.intend", r.copy.intend); err != nil {
-		return line, err
+		return err
 	}
 	if err := s.loadCopy(ctx, r.copy, 1, r.cp); err != nil {
-		return line, errors.Join(err, s.dropCopies(r.copy))
+		return errors.Join(err, s.dropCopies(r.copy))
 	}
-	return line, nil
+	return nil
 }
 
-func (s *Sandbox) commitRestore(tx Tx, r *restoring, line LineRecord, below []protocol.TimelineID) error {
+func (s *Sandbox) commitRestore(tx Tx, r *restoring, below []protocol.TimelineID) error {
+	line, err := lines.need(tx, string(r.line))
+	if err != nil {
+		return err
+	}
 	old, err := timelines.need(tx, string(r.old.ID))
 	if err != nil {
 		return err

@@ -149,7 +149,7 @@ func (s *Sandbox) start(ctx context.Context) error {
 		return fmt.Errorf("open checkpoint to start from: %w", err)
 	}
 	line := LineRecord{ID: protocol.NewLineID(), Node: "0"}
-	c := s.newCopy(cp, &line)
+	c := s.newCopy(cp, line.ID)
 	err = s.commit("journal.start", func(tx Tx) error {
 		rec := SandboxRecord{ID: s.id, Created: time.Now().UTC(), FirstLine: line.ID, State: StateStopped,
 			Reason: protocol.Errorf(protocol.CodeHostRestarted, "the host ended while the sandbox was starting"), Spec: s.spec}
@@ -208,13 +208,19 @@ func (s *Sandbox) Reason() *protocol.Error {
 // Close kills every VM of this process and waits for all that runs. Records
 // stay as they are: recovery or the removal of the state directory follows.
 func (s *Sandbox) Close() {
+	s.cancel(errDown)
+	s.killAll()
+	s.down()
+	s.killAll() // what the last commits have added
+}
+
+// down waits for all that runs, and leaves the machines alone.
+func (s *Sandbox) down() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel(errDown)
-	s.killAll()
 	s.tasks.Wait()
-	s.killAll() // what the last commits have added
 }
 
 func (s *Sandbox) killAll() {

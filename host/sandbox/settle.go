@@ -50,7 +50,7 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 			ss.link.Send(ctx, &protocol.AckPosition{Freeze: f, Position: m.Position})
 		case *protocol.PrepareFailed:
 			if m.Freeze == f {
-				return nil, prepareError(m.Error)
+				return nil, prepareFailed{prepareError(m.Error)}
 			}
 		case *protocol.Quiesced:
 			if m.Freeze != f {

@@ -224,6 +224,18 @@ func (r *rules) committed(t *transaction) {
 			}
 		}
 	}
+	nodes := map[string]string{}
+	for _, l := range r.world.journal.lines {
+		nodes[l.Node] = string(l.ID)
+	}
+	for key, b := range t.writes["line"] {
+		var l sandbox.LineRecord
+		decode(b, &l)
+		if other, taken := nodes[l.Node]; taken && other != key {
+			r.world.fail("node %s is given twice", l.Node)
+		}
+		nodes[l.Node] = key
+	}
 	for key, b := range t.writes["result"] {
 		r.result(key, t.journal.tables["result"][key], b)
 	}
