@@ -173,6 +173,7 @@ func (e *Engine) Close() error {
 	for id, b := range e.bases {
 		if b.Base != nil {
 			errs = append(errs, b.Base.Close())
+			b.release()
 		}
 		delete(e.bases, id)
 	}

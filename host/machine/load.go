@@ -119,7 +119,10 @@ type derived struct {
 // the one made before. One that was swept since is made again.
 func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) (derived, error) {
 	for {
-		d, err := e.deriveOnce(ctx, m, src)
+		d, mine, err := e.deriveOnce(ctx, m, src)
+		if err != nil && !mine && ctx.Err() == nil {
+			continue // another operation was at it, and was perhaps cancelled
+		}
 		if err != nil {
 			return derived{}, fmt.Errorf("make a base of %s: %w", m.ID, err)
 		}
@@ -138,10 +141,10 @@ func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) 
 	}
 }
 
-func (e *Engine) deriveOnce(ctx context.Context, m checkpoint.Manifest, src source) (*derivation, error) {
+func (e *Engine) deriveOnce(ctx context.Context, m checkpoint.Manifest, src source) (d *derivation, mine bool, err error) {
 	e.mu.Lock()
-	d := e.moves[m.ID]
-	mine := d == nil
+	d = e.moves[m.ID]
+	mine = d == nil
 	if mine {
 		d = &derivation{id: protocol.NewBaseID(), done: make(chan struct{})}
 		e.moves[m.ID] = d
@@ -159,9 +162,9 @@ func (e *Engine) deriveOnce(ctx context.Context, m checkpoint.Manifest, src sour
 	select {
 	case <-d.done:
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, mine, context.Cause(ctx)
 	}
-	return d, d.err
+	return d, mine, d.err
 }
 
 func (e *Engine) flatten(ctx context.Context, m checkpoint.Manifest, src source, id protocol.BaseID) error {

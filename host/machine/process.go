@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,15 +40,25 @@ func freeUID(id protocol.VMID) (int, error) {
 	return int(firstUID + n), nil
 }
 
+// usedUIDs lists the users of all processes. The owner of /proc/PID does not
+// tell: for some that is root.
 func usedUIDs() (map[int]bool, error) {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
+	files, err := filepath.Glob("/proc/[0-9]*/status")
 	if err != nil {
 		return nil, err
 	}
 	used := map[int]bool{}
-	for _, d := range dirs {
-		if st, err := os.Stat(d); err == nil {
-			used[int(st.Sys().(*syscall.Stat_t).Uid)] = true
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // it ended
+		}
+		_, line, _ := strings.Cut(string(b), "\nUid:")
+		line, _, _ = strings.Cut(line, "\n")
+		for id := range strings.FieldsSeq(line) { // real, effective, saved, file system
+			if n, err := strconv.Atoi(id); err == nil {
+				used[n] = true
+			}
 		}
 	}
 	return used, nil
@@ -74,7 +84,7 @@ func killAndWait(ctx context.Context, pid int, start uint64) error {
 	for memory.Alive(pid, start) {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for process %s: %w", strconv.Itoa(pid), context.Cause(ctx))
+			return fmt.Errorf("wait for process %d: %w", pid, context.Cause(ctx))
 		case <-time.After(time.Millisecond):
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -172,7 +173,11 @@ func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID
 		defer cancel()
 		return vm.Kill(ctx)
 	}
-	if err := e.ready(ctx, vm); err != nil {
+	l, err := e.ready(ctx, vm)
+	if l != nil {
+		defer l.Close() // not before the machine is gone, which is paused
+	}
+	if err != nil {
 		return "", errors.Join(fmt.Errorf("%w; the guest's console ends: %.2000q", err, vm.ConsoleTail()), kill())
 	}
 	if err := errors.Join(vm.Pause(ctx), vm.SaveState(ctx, p.StatePath())); err != nil {
@@ -190,34 +195,37 @@ func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID
 	return id, e.templates.MakeBaseDurable(ctx, id)
 }
 
-// ready waits for the booted guest, warms it and quiesces it.
-func (e *Engine) ready(ctx context.Context, vm vmm.VM) error {
+// ready waits for the booted guest, warms it and quiesces it. The link is the
+// caller's to close, also after an error.
+func (e *Engine) ready(ctx context.Context, vm vmm.VM) (*link.Link, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		select {
 		case <-vm.Done():
 			cancel(vm.Err())
 		case <-ctx.Done():
 		}
-	}()
+	})
+	defer watching.Wait()
+	defer cancel(nil)
 	l, err := link.Connect(ctx, vm.Carrier(), link.Options{Log: e.log})
 	if err != nil {
-		return fmt.Errorf("wait for the guest's agent: %w", err)
+		return nil, fmt.Errorf("wait for the guest's agent: %w", err)
 	}
 	m, err := l.Receive(ctx)
 	if err != nil {
-		return fmt.Errorf("read hello: %w", err)
+		return l, fmt.Errorf("read hello: %w", err)
 	}
 	hello, ok := m.(*protocol.Hello)
 	if !ok || hello.Version != protocol.Version {
-		return protocol.Errorf(protocol.CodeVersionMismatch, "the guest's first message is %s %+v, want hello of protocol %d", m.Type(), m, protocol.Version)
+		return l, protocol.Errorf(protocol.CodeVersionMismatch, "the guest's first message is %s %+v, want hello of protocol %d", m.Type(), m, protocol.Version)
 	}
 	p := program.New(program.Options{Spec: &protocol.ExecSpec{Argv: []string{"/bin/sh", "-c", warm}, Dir: "/"}})
 	if _, err := p.Follow(ctx, booted{l}); err != nil {
-		return fmt.Errorf("warm: %w", err)
+		return l, fmt.Errorf("warm: %w", err)
 	}
-	return quiesce(ctx, l)
+	return l, quiesce(ctx, l)
 }
 
 // booted is the one timeline of a template.

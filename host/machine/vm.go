@@ -25,8 +25,7 @@ type VM struct {
 	base    *base
 	baseID  protocol.BaseID
 
-	ending sync.Once
-	endErr error
+	closing sync.Once
 }
 
 // ID implements sandbox.VM.
@@ -65,7 +64,7 @@ func (v *VM) Console() []byte { return v.machine.ConsoleTail() }
 // Kill implements sandbox.VM.
 func (v *VM) Kill() error {
 	err := v.end()
-	v.engine.closeOnce(v)
+	v.closing.Do(func() { v.engine.closeBase(v.baseID, v.base) })
 	return err
 }
 
@@ -73,8 +72,4 @@ func (v *VM) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), killWait)
 	defer cancel()
 	return errors.Join(v.machine.Kill(ctx), os.RemoveAll(v.dir))
-}
-
-func (e *Engine) closeOnce(v *VM) {
-	v.ending.Do(func() { e.closeBase(v.baseID, v.base) })
 }
