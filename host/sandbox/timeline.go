@@ -175,8 +175,8 @@ func (t *timeline) reconnect(ctx context.Context, vm VM) (*session, error) {
 	t.current = nil
 	t.mu.Unlock()
 	if old != nil {
+		old.close() // what it still holds is taken
 		old.owner.Store(nil)
-		old.close()
 	}
 	ss, err := t.sb.dial(ctx, vm)
 	if err != nil {

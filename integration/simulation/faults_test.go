@@ -48,6 +48,8 @@ func (w *world) strike() bool {
 	}
 	if !happened {
 		w.faults++
+	} else if kind != "mute" && kind != "vm-death" && kind != "duplicate" && kind != "call" {
+		w.rules.slow++
 	}
 	return happened
 }

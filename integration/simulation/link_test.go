@@ -145,6 +145,9 @@ func (l *link) arrive() {
 	if m == nil {
 		l.over(true)
 	} else if !l.broken {
+		if c, ok := m.(*protocol.Call); ok {
+			l.vm.world.rules.received[c.Key] = l.host.number + 1
+		}
 		l.inbox = append(l.inbox, m)
 		l.tell()
 	}

@@ -12,18 +12,19 @@ import (
 
 // vm is a process that holds a guest. It outlives the daemon in root mode.
 type vm struct {
-	world  *world
-	id     protocol.VMID
-	number int
-	guest  *guest
-	link   *link // the newest
-	paused bool
-	dead   bool
-	mute   bool // neither hears nor says anything any more
-	host   *daemon
-	born   int // step of the capture it was loaded from
-	done   chan struct{}
-	err    error
+	world   *world
+	id      protocol.VMID
+	number  int
+	guest   *guest
+	link    *link // the newest
+	paused  bool
+	dead    bool
+	mute    bool // neither hears nor says anything any more
+	host    *daemon
+	excused bool // it may be given up
+	born    int  // step of the capture it was loaded from
+	done    chan struct{}
+	err     error
 }
 
 func (v *vm) String() string { return v.world.nameOf("vm", string(v.id)) }
@@ -163,6 +164,7 @@ func (m *machine) Resume(ctx context.Context) error {
 		case v.dead:
 			return v.err
 		case f == refused:
+			v.excused = true
 			return errors.New("the machine does not go on")
 		}
 		v.world.rules.spoken(m.host)
@@ -175,6 +177,7 @@ func (m *machine) Resume(ctx context.Context) error {
 func (m *machine) Kill() error {
 	v := m.vm
 	return m.host.do(context.Background(), &parked{label: "kill", vm: v, effect: func(fault) error {
+		v.world.rules.killing(m.host, v)
 		v.die(errors.New("killed"))
 		return nil
 	}})

@@ -271,7 +271,7 @@ func (g *guest) learn(t *thread, value []byte) {
 			w.fail("%v: branch comes back with index %v in timeline %s", g.vm, r.Index, w.short(string(g.timeline)))
 		}
 		if r.Index == nil {
-			w.rules.toldBranch(g, r)
+			w.rules.toldBranch(g, t.call.key, r)
 			g.memory.branches = append(g.memory.branches, handle{id: r.ID, n: r.N})
 		} else {
 			w.rules.payload(g, true, true, r.Payload)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -17,18 +18,32 @@ type rules struct {
 	world     *world
 	lostLinks int
 	unclear   int // journal writes that failed
+	slow      int // faults after which things take longer
 	gaveUp    map[protocol.Key]bool
+	branched  map[protocol.Key]stamp                 // when a branch was committed, by its parent's call
+	received  map[protocol.Key]int                   // by which daemon
 	ranAs     map[protocol.TimelineID]map[uint64]int // last step of an incarnation's user code
 	replaced  map[protocol.TimelineID][]protocol.TimelineID
 
 	mu      *sync.Mutex // guards what follows
 	epochs  map[protocol.StreamID]uint64
 	freezes map[protocol.TimelineID]protocol.Freeze
+	begun   map[protocol.Key]protocol.Freeze // operations that were begun, by the call
 }
+
+// stamp is a moment, and how many faults there had been that slow things down.
+type stamp struct {
+	at   time.Time
+	slow int
+}
+
+// patience is less than a daemon waits for a silent guest.
+const patience = 55 * time.Second
 
 func newRules(w *world) rules {
 	return rules{world: w, gaveUp: map[protocol.Key]bool{}, ranAs: map[protocol.TimelineID]map[uint64]int{},
 		replaced: map[protocol.TimelineID][]protocol.TimelineID{}, mu: new(sync.Mutex),
+		branched: map[protocol.Key]stamp{}, received: map[protocol.Key]int{}, begun: map[protocol.Key]protocol.Freeze{},
 		epochs: map[protocol.StreamID]uint64{}, freezes: map[protocol.TimelineID]protocol.Freeze{}}
 }
 
@@ -120,6 +135,14 @@ func (r *rules) spoken(d *daemon) {
 	}
 }
 
+// killing is called before a daemon kills a machine: none that answers, while
+// the journal says that its timeline lives.
+func (r *rules) killing(d *daemon, v *vm) {
+	if t, ok := r.world.journal.owner(v.id); ok && !v.dead && !d.closing && !v.mute && !v.excused && v.guest.machine.State() != protocol.StateLost && r.slow == 0 {
+		r.world.fail("%v is killed, while %s lives", v, r.world.short(string(t.ID)))
+	}
+}
+
 func (r *rules) pausing(v *vm) {
 	if s := v.guest.machine.State(); s != protocol.StateQuiesced && s != protocol.StateLost || !v.guest.frozen {
 		r.world.fail("%v is paused while %s", v, s)
@@ -163,6 +186,13 @@ func (r *rules) sent(v *vm, m protocol.Message) {
 			w.fail("prepare carries freeze %d of %s, after %d", m.Freeze, w.short(string(owner.ID)), r.freezes[owner.ID])
 		}
 		r.freezes[owner.ID] = m.Freeze
+		if m.Key.IsZero() {
+			return
+		}
+		if _, twice := r.begun[m.Key]; twice {
+			w.fail("the operation of %s is run twice", w.short(m.Key.String()))
+		}
+		r.begun[m.Key] = m.Freeze
 	}
 }
 
@@ -235,6 +265,9 @@ func (r *rules) committed(t *transaction) {
 			r.world.fail("node %s is given twice", l.Node)
 		}
 		nodes[l.Node] = key
+		if was, ok := r.world.journal.lines[key]; ok && (was.Branch != l.Branch || was.Index != l.Index || was.Parent != l.Parent || was.Detached && !l.Detached) {
+			r.world.fail("line %s changes its slot: %+v, %+v", r.world.short(key), was, l)
+		}
 	}
 	for key, b := range t.writes["result"] {
 		r.result(key, t.journal.tables["result"][key], b)
@@ -244,6 +277,7 @@ func (r *rules) committed(t *transaction) {
 			var x sandbox.BranchRecord
 			decode(b, &x)
 			r.publishedAs("the checkpoint of a branch", x.Checkpoint)
+			r.branched[x.Key] = stamp{time.Now(), r.slow}
 		}
 	}
 }
@@ -331,8 +365,13 @@ func (r *rules) told(g *guest, id protocol.CheckpointID, durable bool) {
 	}
 }
 
-func (r *rules) toldBranch(g *guest, b protocol.BranchResult) {
+func (r *rules) toldBranch(g *guest, key protocol.Key, b protocol.BranchResult) {
 	w := r.world
+	if s, ok := r.branched[key]; !ok {
+		w.fail("%v is told of branch %s, which is not committed", g.vm, w.short(string(b.ID)))
+	} else if waited := time.Since(s.at); waited > patience && s.slow == r.slow {
+		w.fail("%v is told of its branch %v after the commit", g.vm, waited)
+	}
 	r.told(g, b.Checkpoint, false)
 	n := 0
 	for _, l := range w.journal.lines {
@@ -401,6 +440,8 @@ func (r *rules) failedCall(g *guest, t *thread, err *protocol.Error) {
 	case code == protocol.CodeInterruptedByFork && same:
 		w.fail("%v: %s is interrupted by a fork, in its own timeline", g.vm, t.call.kind)
 	case code == protocol.CodeInterruptedByFork:
+	case code == protocol.CodeHostRestarted && w.host != nil && r.received[t.call.key] == w.host.number+1:
+		w.fail("%v: %s is told of a restart by the daemon that took it", g.vm, t.call.kind)
 	case code == protocol.CodeHostRestarted && !restarted:
 		w.fail("%v: %s is told of a restart that was not", g.vm, t.call.kind)
 	case code == protocol.CodePrepareFailed && w.plan.interrupts():
