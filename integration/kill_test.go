@@ -1,0 +1,244 @@
+package integration_test
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ratoon-project/ratoon/internal/fault"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// faulty are the options of a run of programs/faults.py with a fault in it.
+func faulty(state, spec string) options {
+	return options{state: state, flags: []string{"--llm", "echo"}, env: []string{fault.Env + "=" + spec}}
+}
+
+// labels are the labels that a run without faults passes, and how often.
+func labels(t testing.TB) map[string]int {
+	t.Helper()
+	trace := filepath.Join(t.TempDir(), "trace")
+	o := faulty(privateState(t), "")
+	o.env = append(o.env, fault.EnvTrace+"="+trace)
+	out := succeed(t, o, python(t, "faults.py")...)
+	if want := "result 0 child_exited\nresult 1 kept\nresult 2 2\nalive 0\n"; out != want {
+		t.Fatalf("without a fault the program prints\n%swant\n%s", out, want)
+	}
+	b, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, label := range strings.Fields(string(b)) {
+		count[label]++
+	}
+	return count
+}
+
+// someSteps are what the normal run kills and fails at.
+var (
+	someKills = []string{"journal.started", "checkpoint.publish.rename", "journal.branch", "journal.branch.after", "journal.restore.after", "qmp.cont#2"}
+	someFulls = []string{"memory.capture.write", "checkpoint.manifest.write", "journal.branch", "qemu.state.write#2"}
+)
+
+// TestKill ends the host at labelled steps, as kill -9 does.
+func TestKill(t *testing.T) {
+	t.Parallel()
+	for _, at := range steps(t, someKills) {
+		t.Run(at, func(t *testing.T) {
+			state := privateState(t)
+			r := run(t, faulty(state, at+"=kill"), python(t, "faults.py")...)
+			if r.signal != syscall.SIGKILL {
+				t.Fatalf("the run was not killed there: status %d\n%s%s", r.status, r.stdout, r.stderr)
+			}
+			checkAfterKill(t, state)
+		})
+	}
+}
+
+// steps are the labels to stop at: a sample, or each label where it is passed
+// first and last.
+func steps(t *testing.T, sample []string) []string {
+	if !long() {
+		return sample
+	}
+	var all []string
+	count := labels(t)
+	for _, label := range slices.Sorted(maps.Keys(count)) {
+		all = append(all, label)
+		if n := count[label]; n > 1 {
+			all = append(all, fmt.Sprintf("%s#%d", label, n))
+		}
+	}
+	return all
+}
+
+// checkAfterKill holds that the next run starts, that every checkpoint loads,
+// and that nothing else is left.
+func checkAfterKill(t *testing.T, state string) {
+	t.Helper()
+	awaitNobody(t, state)
+	list := listed(t, state)
+	if r := run(t, options{state: state}, "true"); r.status != 0 || r.stderr != "" {
+		t.Errorf("the next run: status %d\n%s", r.status, r.stderr)
+	}
+	if again := listed(t, state); !slices.Equal(list, again) {
+		t.Errorf("the next run changed the checkpoints\nfrom %v\nto   %v", list, again)
+	}
+	for _, cp := range list {
+		r := run(t, options{state: state, args: []string{"run", "--from", string(cp.ID)}})
+		if r.status != 0 || r.stdout != "loaded\n" {
+			t.Errorf("%s checkpoint %q: status %d\n%s%s", cp.Class, cp.Label, r.status, r.stdout, r.stderr)
+		}
+	}
+	runs, err := filepath.Glob(filepath.Join(state, "runs", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) == 0 && len(runs) > 0 {
+		t.Errorf("run directories without checkpoints are left: %v", runs)
+	}
+	for _, dir := range runs {
+		for _, part := range []string{"vm/*", "tmp/*", "*.sock", "lost/*"} {
+			if left, _ := filepath.Glob(filepath.Join(dir, part)); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		}
+	}
+	awaitNobody(t, state)
+	for _, cp := range list {
+		if r := run(t, options{state: state, args: []string{"checkpoint", "rm", string(cp.ID)}}); r.status != 0 {
+			t.Errorf("checkpoint rm: status %d\n%s", r.status, r.stderr)
+		}
+	}
+	if left, _ := os.ReadDir(filepath.Join(state, "runs")); len(left) > 0 {
+		t.Errorf("left behind without checkpoints: %v", left)
+	}
+}
+
+// awaitNobody waits until no process has a file under dir open.
+func awaitNobody(t testing.TB, dir string) {
+	t.Helper()
+	var who []string
+	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(50 * time.Millisecond) {
+		if who = users(dir); len(who) == 0 {
+			return
+		}
+	}
+	t.Errorf("processes left behind: %v", who)
+}
+
+// users lists the processes with files under a directory.
+func users(dir string) (who []string) {
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	more, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, link := range append(links, more...) {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, dir+"/") {
+			who = append(who, link+" "+target)
+		}
+	}
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte("qemu")) && bytes.Contains(b, []byte(dir+"/")) {
+			who = append(who, path)
+		}
+	}
+	return who
+}
+
+// TestNoSpace lets writes find the disk full: typed errors, the machine lives,
+// nothing is half published.
+func TestNoSpace(t *testing.T) {
+	t.Parallel()
+	for _, at := range steps(t, someFulls) {
+		t.Run(at, func(t *testing.T) {
+			state := privateState(t)
+			r := run(t, faulty(state, at+"=enospc"), python(t, "faults.py")...)
+			if r.signal != 0 || strings.Contains(r.stdout, string(protocol.CodeInternal)) || strings.Contains(r.stderr, "damaged") {
+				t.Errorf("signal %v\n%s%s", r.signal, r.stdout, r.stderr)
+			}
+			// What fails before the program starts, or with its machine, ends the run.
+			lives := r.status == 0 && strings.HasSuffix(r.stdout, "alive 0\n")
+			typed := r.status == 125 && strings.HasPrefix(r.stderr, "ratoon: ") && !strings.Contains(r.stderr, "defect")
+			if !lives && !typed || typed && strings.Contains(r.stdout, "result") {
+				t.Errorf("status %d\n%s%s", r.status, r.stdout, r.stderr)
+			}
+			if left, _ := os.ReadDir(filepath.Join(state, "runs")); len(left) > 0 {
+				t.Errorf("runs left behind: %v", left)
+			}
+			awaitNobody(t, state)
+		})
+	}
+}
+
+// waiting has a child, waits for it and says how it ended.
+const waiting = `
+import ratoon, time
+b = ratoon.branch(1)
+if b.index is not None:
+    time.sleep(3600)
+print("waiting", flush=True)
+for r in b.results():
+    print(r.error.code, flush=True)
+`
+
+// TestKillMachine ends VMM processes.
+func TestKillMachine(t *testing.T) {
+	t.Parallel()
+	t.Run("child", func(t *testing.T) {
+		r := start(t, options{}, "python3", "-c", waiting)
+		r.await(t, "waiting")
+		kill(t, newest(t, r.machines(t)))
+		if res := r.wait(t); res.status != 0 || res.stdout != "waiting\nchild_lost\n" {
+			t.Errorf("status %d\n%s%s", res.status, res.stdout, res.stderr)
+		}
+	})
+	t.Run("parent", func(t *testing.T) {
+		r := start(t, options{}, "python3", "-c", waiting)
+		r.await(t, "waiting")
+		child := newest(t, r.machines(t))
+		for _, pid := range r.machines(t) {
+			if pid != child {
+				kill(t, pid)
+			}
+		}
+		res := r.wait(t)
+		if res.status != 125 || !strings.HasPrefix(res.stderr, "ratoon: ") || !strings.Contains(res.stderr, "remedy") {
+			t.Errorf("status %d\n%s%s", res.status, res.stdout, res.stderr)
+		}
+		if syscall.Kill(child, 0) == nil {
+			t.Errorf("the child's machine %d still runs", child)
+		}
+	})
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newest is the process that was started last.
+func newest(t *testing.T, pids []int) int {
+	t.Helper()
+	if len(pids) != 2 {
+		t.Fatalf("machines %v run, want 2", pids)
+	}
+	started := func(pid int) string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(b), ") ")
+		return fmt.Sprintf("%20s", strings.Fields(rest)[19])
+	}
+	return slices.MaxFunc(pids, func(a, b int) int { return strings.Compare(started(a), started(b)) })
+}
