@@ -230,12 +230,17 @@ func (c *recordConn) end() error {
 	record := make([]byte, recordHeader)
 	putHeader(record, recordEND, 0)
 	c.raw.SetWriteDeadline(time.Now().Add(c.stall))
+	// Before it is written: the peer may act on it at once.
+	p, marks := c.raw.(interface{ markEnded(bool) })
+	if marks {
+		p.markEnded(true)
+	}
 	if _, err := c.raw.Write(record); err != nil {
+		if marks {
+			p.markEnded(false)
+		}
 		c.closed = err
 		return err
-	}
-	if p, ok := c.raw.(interface{ markEnded() }); ok {
-		p.markEnded()
 	}
 	return nil
 }

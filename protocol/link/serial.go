@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -128,8 +129,11 @@ func (p *SerialPorts) Close() error {
 type port struct {
 	file Port
 	turn chan struct{} // holds a token while a connection uses the port
-	// ended: the last thing written was END. Of the holder of the turn.
-	ended bool
+	// ended: the last thing written was END, or END is being written.
+	ended atomic.Bool
+	// early is the beginning of a link that the reader of the one before has
+	// read. Of the holder of the turn.
+	early []byte
 }
 
 func newPort(f Port) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
@@ -140,16 +144,17 @@ func (p *port) take(ctx context.Context) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the link before: %w", context.Cause(ctx))
 	}
-	c := &portConn{port: p}
+	c := &portConn{port: p, early: p.early}
+	p.early = nil
 	err := p.file.SetDeadline(time.Time{})
-	if err == nil && p.ended {
+	if err == nil && p.ended.Load() && len(c.early) == 0 {
 		err = c.awaitHost(ctx)
 	}
 	if err != nil {
 		<-p.turn
 		return nil, err
 	}
-	p.ended = false
+	p.ended.Store(false)
 	return c, nil
 }
 
@@ -184,7 +189,7 @@ func (c *portConn) awaitHost(ctx context.Context) error {
 // writes, waits for them, and gives the port back.
 type portConn struct {
 	port *port
-	// early is what awaitHost has read of a new link. Of the reader.
+	// early is what was read of this link before it was taken. Of the reader.
 	early []byte
 
 	mu     sync.Mutex // guards closed, and deadlines against Close
@@ -225,11 +230,19 @@ func (c *portConn) Read(b []byte) (int, error) {
 		return n, c.done(nil)
 	}
 	n, err := c.port.file.Read(b)
+	if c.port.ended.Load() {
+		// A machine that is loaded from a capture goes on in the moment after
+		// END, with the reader of the old link still here.
+		if i := bytes.Index(b[:n], synMark); i >= 0 {
+			c.port.early = append([]byte(nil), b[i:n]...)
+			return 0, c.done(net.ErrClosed)
+		}
+	}
 	return n, c.done(err)
 }
 
-// markEnded says that END was written.
-func (c *portConn) markEnded() { c.port.ended = true }
+// markEnded says whether END is the last thing written.
+func (c *portConn) markEnded(yes bool) { c.port.ended.Store(yes) }
 
 // Write waits while no host is connected.
 func (c *portConn) Write(b []byte) (int, error) {
