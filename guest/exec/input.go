@@ -16,6 +16,7 @@ import (
 type input struct {
 	file *os.File // nil when there is none; on a terminal the output's file
 	conn syscall.RawConn
+	pipe *os.File // the pipe's place: neither end, but both can be opened by it
 	tty  bool
 	wake chan struct{}
 
@@ -35,8 +36,26 @@ func newInput(file *os.File, tty bool) (*input, error) {
 	}
 	conn, err := file.SyscallConn()
 	in.conn = conn
+	if err != nil || tty {
+		return in, err
+	}
+	in.pipe, err = placeOf(conn)
 	return in, err
 }
+
+// placeOf keeps a pipe reachable after its write end was closed. It does not
+// count as an end, so programs see what they would see without it.
+func placeOf(conn syscall.RawConn) (place *os.File, err error) {
+	outer := conn.Control(func(fd uintptr) {
+		var at int
+		if at, err = unix.Open(procFD(fd), unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
+			place = os.NewFile(uintptr(at), "pipe")
+		}
+	})
+	return place, errors.Join(outer, err)
+}
+
+func procFD(fd uintptr) string { return "/proc/self/fd/" + strconv.Itoa(int(fd)) }
 
 // accept takes what the host sent. The caller holds p.mu.
 func (p *program) accept(f *protocol.ExecInput) error {
@@ -172,7 +191,7 @@ func (p *program) closeInput() {
 	p.in.forget()
 	p.in.final = true
 	tty := p.in.tty
-	if !p.in.closed && !tty {
+	if p.in.pipe != nil {
 		p.in.drain()
 	}
 	p.mu.Unlock()
@@ -183,20 +202,25 @@ func (p *program) closeInput() {
 	p.endInput()
 }
 
-// drain takes what is in the pipe. This end is for writing only, but the pipe
-// can be opened again. The caller holds p.mu, so nothing is added.
+// drain takes what is in the pipe. The caller holds p.mu, so nothing is added.
 func (in *input) drain() {
-	in.conn.Control(func(fd uintptr) {
-		r, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(fd)), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return // without /proc no program has started
+	r, err := unix.Open(procFD(in.pipe.Fd()), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return // nobody has it open any more
+	}
+	defer unix.Close(r)
+	b := make([]byte, 64<<10)
+	for {
+		if n, err := unix.Read(r, b); n <= 0 && !errors.Is(err, unix.EINTR) {
+			return
 		}
-		defer unix.Close(r)
-		b := make([]byte, 64<<10)
-		for {
-			if n, err := unix.Read(r, b); n <= 0 && !errors.Is(err, unix.EINTR) {
-				return
-			}
-		}
-	})
+	}
+}
+
+// release gives up the pipe of a program that is over.
+func (in *input) release() {
+	if in.pipe != nil {
+		in.pipe.Close()
+		in.pipe = nil
+	}
 }

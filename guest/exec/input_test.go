@@ -117,6 +117,9 @@ func TestCloseInputs(t *testing.T) {
 	m := newManager(t, exec.Config{})
 	pipe, _ := start(t, m, withInput("sh", "-c", "cat; echo end"))
 	stuck, stuckID := start(t, m, withInput("sh", "-c", "sleep 2; wc -c"))
+	ended, endedID := start(t, m, withInput("sh", "-c", "sleep 2; wc -c"))
+	ended.input(0, "all of it\n", true)
+	ended.until("its input", func() bool { return ended.taken == 10 })
 	tty, ttyID := start(t, m, &protocol.ExecSpec{Argv: []string{"sh", "-c", "stty -echo; echo ready; cat; echo end"}, TTY: true, Stdin: true})
 	pipe.input(0, "abc", false)
 	pipe.waitOutput("abc")
@@ -139,6 +142,10 @@ func TestCloseInputs(t *testing.T) {
 	<-m.Wait(ttyID)
 	if stuck.wait(); strings.TrimSpace(stuck.stdout()) != "0" {
 		t.Errorf("%s bytes that were not read reached the program after CloseInputs", strings.TrimSpace(stuck.stdout()))
+	}
+	<-m.Wait(endedID)
+	if ended.wait(); strings.TrimSpace(ended.stdout()) != "0" {
+		t.Errorf("%s bytes of an input that had ended reached the program after CloseInputs", strings.TrimSpace(ended.stdout()))
 	}
 	again := attach(t, m, protocol.ExecOpen{ID: ttyID, Stdout: uint64(len(tty.stdout()))}, hostOptions{})
 	if again.wait(); again.stdout() != "end\r\n" {

@@ -145,6 +145,9 @@ func (p *program) watch(pidfd *os.File) {
 	p.finish()
 	p.readers.Wait()
 	p.writers.Wait()
+	p.mu.Lock()
+	p.in.release()
+	p.mu.Unlock()
 	p.m.released(p)
 }
 
