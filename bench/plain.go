@@ -200,7 +200,9 @@ func (p *plain) hello(ctx context.Context) error {
 // plainSource is the one timeline of a plain machine.
 type plainSource struct{ p *plain }
 
-func (plainSource) Places(context.Context) ([]program.Place, error) { return make([]program.Place, 1), nil }
+func (plainSource) Places(context.Context) ([]program.Place, error) {
+	return make([]program.Place, 1), nil
+}
 
 func (s plainSource) OpenStream(ctx context.Context, _ protocol.TimelineID, o protocol.Open) (program.Stream, error) {
 	return s.p.OpenStream(ctx, o)
