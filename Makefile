@@ -35,7 +35,12 @@ build: .cache/setup.stamp ## build bin/ratoon and bin/agentd
 
 test: test-go test-python ## unit tests, and integration tests on real VMs
 
+# The tests' own state directory, so that they never meet a user's sandboxes.
+export RATOON_STATE_DIR ?= $(if $(filter test%,$(MAKECMDGOALS)),$(CURDIR)/.cache/state)
+
 test-go: build .cache/testreport
+	@echo 'making the guest image and a template for the tests'
+	@bin/ratoon run -- true
 	RATOON_AGENTD=$(CURDIR)/bin/agentd $(GOTEST) $(PACKAGES) | $(REPORT)
 
 test-python: $(VENV)/stamp
