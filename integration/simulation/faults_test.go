@@ -48,8 +48,11 @@ func (w *world) strike() bool {
 	}
 	if !happened {
 		w.faults++
-	} else if kind != "mute" && kind != "vm-death" && kind != "duplicate" && kind != "call" {
+	} else if kind != "mute" && kind != "vm-death" && kind != "duplicate" && kind != "stale" && kind != "call" {
 		w.rules.slow++
+		if kind == "late" {
+			w.rules.late++
+		}
 	}
 	return happened
 }
@@ -133,6 +136,14 @@ func (w *world) strikeVM(kind string) bool {
 		w.coverVM(kind, v)
 		w.happened("FAULT", kind, v)
 		v.guest.stopped(errors.New("a program does not freeze"))
+	case "stale":
+		if l == nil || l.down || len(v.past) == 0 {
+			return false
+		}
+		m := pick(w, v.past)
+		w.coverVM(kind, v)
+		w.happened("FAULT", kind, v, " ", m.Type())
+		l.toGuest = slices.Insert(l.toGuest, w.rng.IntN(len(l.toGuest)+1), m)
 	case "mute":
 		if v.mute {
 			return false

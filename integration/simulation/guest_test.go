@@ -24,6 +24,7 @@ type guest struct {
 	captured bool            // since the last thaw
 	stopping protocol.Freeze // the Stop under way
 	hurried  bool
+	acked    protocol.Freeze // the newest position that the host acknowledged
 	armed    protocol.Freeze // the deadline that runs, 0 if none
 	due      time.Time
 	// What the identity fix has made of this machine.
@@ -85,6 +86,9 @@ func (g *guest) do(e event) {
 }
 
 func (g *guest) receive(m protocol.Message) {
+	if a, ok := m.(*protocol.AckPosition); ok {
+		g.acked = a.Freeze
+	}
 	g.do(func(a *agent.Machine) []agent.Effect { return a.Receive(m) })
 }
 
@@ -128,6 +132,9 @@ func (g *guest) perform(effects []agent.Effect) {
 		case agent.Disarm:
 			g.armed = 0
 		case agent.Send:
+			if q, ok := e.Message.(*protocol.Quiesced); ok && q.Freeze != g.acked {
+				g.world.fail("%v is quiesced for freeze %d, and the host has acknowledged the position of %d", g.vm, q.Freeze, g.acked)
+			}
 			if g.vm.link != nil {
 				g.vm.link.write(e.Message)
 			}

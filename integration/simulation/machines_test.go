@@ -21,8 +21,10 @@ type vm struct {
 	dead    bool
 	mute    bool // neither hears nor says anything any more
 	host    *daemon
-	excused bool // it may be given up
-	born    int  // step of the capture it was loaded from
+	past    []protocol.Message // that its guest has received
+	caller  protocol.Key       // of the checkpoint it was loaded from
+	excused bool               // it may be given up
+	born    int                // step of the capture it was loaded from
 	done    chan struct{}
 	err     error
 }
@@ -63,7 +65,7 @@ func (m machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, 
 			return protocol.Errorf(protocol.CodeCheckpointLost, "no checkpoint %s", r.Checkpoint)
 		}
 		w.made++
-		v = &vm{world: w, host: m.host, id: r.VM, number: w.made, born: s.step, done: make(chan struct{})}
+		v = &vm{world: w, host: m.host, caller: s.meta.Key, id: r.VM, number: w.made, born: s.step, done: make(chan struct{})}
 		v.guest = s.guest.load(v)
 		w.vms = append(w.vms, v)
 		return nil

@@ -67,8 +67,8 @@ var mutants = map[string]mutant{
 	"abort-when-quiesced": {patches: []patch{
 		before(inQuiesce, "	if m.state != protocol.StatePreparing || a.Freeze != m.prep.freeze {\n		return m.refuse()\n	}\n	err := a.Error",
 			"	if MUTANT && m.state == protocol.StateQuiesced {\n		m.state = protocol.StateRunning\n		return []Effect{Resume{}}\n	}"),
-		before(inSettle, "	case protocol.StateQuiesced:\n		return s.thaw(",
-			"	case protocol.StateQuiesced:\n		if MUTANT {\n			try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)\n			defer cancel()\n			ss.link.Send(try, &protocol.Abort{Freeze: h.Freeze})\n			return errDown\n		}\n		fallthrough"),
+		before(inSettle, "		return s.thaw(t, thawing{freeze: h.Freeze, outcome: outcome, reason: protocol.ReasonSnapshot",
+			"		if MUTANT {\n			try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)\n			defer cancel()\n			ss.link.Send(try, &protocol.Abort{Freeze: h.Freeze})\n			return errDown\n		}"),
 	}},
 	"deadline-when-quiesced": {patches: []patch{
 		{inQuiesce, "	return []Effect{Disarm{}, Send{&protocol.Quiesced{Freeze: a.Freeze, Position: a.Position}}, End{}}",
@@ -193,7 +193,7 @@ var mutants = map[string]mutant{
 }
 
 // bound is how many schedules may pass before a mutant is caught.
-const bound = 20000
+const bound = 10000
 
 // TestMutants applies each mutant of the model and expects it to be caught.
 // RATOON_SIM_MUTANTS picks some by a regular expression.

@@ -23,6 +23,7 @@ type plan struct {
 	kinds    []string // of faults beside those of calls
 	often    int      // a fault every so many steps, about
 	drain    bool     // children finish at the end
+	flat     bool     // children do not branch
 	target   string   // step at which faults are likely; empty: anywhere
 	before   string   // step at which a call's fault leads to the target
 }
@@ -79,7 +80,7 @@ func newPlan(seed uint64) plan {
 		// A new base pays at the second capture.
 		p.spec.MemoryBytes = captureBytes
 	}
-	kinds := []string{"kill", "kill", "kill", "call", "call", "call", "vm-death", "link-loss", "duplicate", "late", "worker-death", "crash", "mute", "close", "freeze-fails"}
+	kinds := []string{"kill", "kill", "kill", "call", "call", "call", "vm-death", "link-loss", "duplicate", "late", "worker-death", "crash", "mute", "close", "freeze-fails", "stale", "stale"}
 	if rng.IntN(2) == 0 {
 		// All of the same two kinds.
 		kinds = []string{kinds[rng.IntN(len(kinds))], kinds[rng.IntN(len(kinds))]}
@@ -91,6 +92,9 @@ func newPlan(seed uint64) plan {
 			p.faults = max(p.faults, 2)
 		}
 		p.mix, p.calls = mixFor(p.target, p.mix), p.calls+3
+		if slices.Contains([]string{"set-class", "journal.collected", "journal.discard"}, p.target) {
+			p.threads, p.calls, p.flat = 1, 14, true
+		}
 		if slices.Contains(moving, p.target) {
 			p.spec.MemoryBytes = captureBytes
 		}

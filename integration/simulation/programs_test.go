@@ -136,7 +136,7 @@ func (g *guest) choose() (protocol.CallKind, any) {
 		case protocol.CallSnapshot:
 			return kind, protocol.SnapshotArgs{Durable: w.chance(3)}
 		case protocol.CallBranch:
-			if child && w.chance(2) || len(m.branches) > 1 {
+			if child && (w.chance(2) || w.plan.flat) || len(m.branches) > 1 {
 				continue
 			}
 			n := pick(w, sizes)
@@ -212,8 +212,11 @@ func (h *handle) call(w *world, kind protocol.CallKind) any {
 		}
 		return protocol.DiscardArgs{Branch: h.id}
 	default:
-		if len(h.kept) > 0 && !w.chance(8) {
+		switch {
+		case len(h.kept) > 0 && !w.chance(8):
 			i = pick(w, h.kept)
+		case !w.chance(4):
+			return nil
 		}
 		return protocol.AdoptArgs{Branch: h.id, Index: i, Payload: []byte("yours")}
 	}

@@ -123,6 +123,9 @@ func (r *rules) slotsAtRest() {
 			continue
 		}
 		if p, ok := j.timelines[string(l.Parent)]; ok && p.State == sandbox.StateEnded {
+			if t := j.timelines[string(l.Timeline)]; l.Timeline != "" && t.State != sandbox.StateEnded {
+				w.fail("timeline %s is %s, and its parent %s has ended", w.short(string(t.ID)), t.State, w.short(string(p.ID)))
+			}
 			continue
 		}
 		if _, there := j.results[fmt.Sprintf("%s/%06d", l.Branch, l.Index)]; there {

@@ -19,6 +19,7 @@ type rules struct {
 	lostLinks int
 	unclear   int // journal writes that failed
 	slow      int // faults after which things take longer
+	late      int // times that time passed while something was under way
 	gaveUp    map[protocol.Key]bool
 	branched  map[protocol.Key]stamp                 // when a branch was committed, by its parent's call
 	received  map[protocol.Key]int                   // by which daemon
@@ -138,7 +139,7 @@ func (r *rules) spoken(d *daemon) {
 // killing is called before a daemon kills a machine: none that answers, while
 // the journal says that its timeline lives.
 func (r *rules) killing(d *daemon, v *vm) {
-	if t, ok := r.world.journal.owner(v.id); ok && !v.dead && !d.closing && !v.mute && !v.excused && v.guest.machine.State() != protocol.StateLost && r.slow == 0 {
+	if t, ok := r.world.journal.owner(v.id); ok && !v.dead && !d.closing && !v.mute && !v.excused && v.guest.machine.State() != protocol.StateLost && r.late == 0 {
 		r.world.fail("%v is killed, while %s lives", v, r.world.short(string(t.ID)))
 	}
 }
@@ -439,6 +440,8 @@ func (r *rules) failedCall(g *guest, t *thread, err *protocol.Error) {
 	switch {
 	case code == protocol.CodeInterruptedByFork && same:
 		w.fail("%v: %s is interrupted by a fork, in its own timeline", g.vm, t.call.kind)
+	case code == protocol.CodeInterruptedByFork && g.vm.caller == t.call.key:
+		w.fail("%v: %s made the checkpoint, and is interrupted in its copy", g.vm, t.call.kind)
 	case code == protocol.CodeInterruptedByFork:
 	case code == protocol.CodeHostRestarted && w.host != nil && r.received[t.call.key] == w.host.number+1:
 		w.fail("%v: %s is told of a restart by the daemon that took it", g.vm, t.call.kind)

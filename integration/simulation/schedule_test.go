@@ -207,6 +207,7 @@ func (w *world) enabledVM(v *vm, add func(int, string, string, any, func())) {
 			add(4, "to-vm", m.Type(), v, func() {
 				w.cover.hit(string(none), "to-vm."+m.Type())
 				l.toGuest = l.toGuest[1:]
+				v.past = append(v.past, m)
 				g.receive(m)
 			})
 		} else if l.hung {
