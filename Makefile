@@ -55,8 +55,8 @@ demo: build ## run the examples: programs that search by forking their own machi
 	@echo; echo '== examples/llm_search: best-first search with a recorded model'
 	@bin/ratoon run --llm cassette:examples/llm_search/game24.jsonl -- python3 - 4 9 10 13 <examples/llm_search/llm_search.py
 
-bench: build ## run the benchmarks
-	RATOON_AGENTD=$(CURDIR)/bin/agentd $(GO) test -run '^$$' -bench . -benchmem $(PACKAGES)
+bench: build ## measure this machine into docs/BENCHMARKS.md (BENCH=-quick: fewer rounds, BENCH=-long: more)
+	RATOON_AGENTD=$(CURDIR)/bin/agentd CGO_ENABLED=0 $(GO) run ./bench $(BENCH) -o docs/BENCHMARKS.md
 
 lint: .cache/setup.stamp $(VENV)/stamp ## gofmt, go vet, staticcheck and shellcheck if installed, ruff, mypy
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted: $$unformatted" >&2; exit 1; fi

@@ -133,7 +133,7 @@ func branchTable(r *report, marks []mark, began, ended time.Time) {
 	last := began
 	for _, s := range []struct{ mark, name string }{
 		{"quiesce", "stop the parent"}, {"scan + copy", "copy device state and memory"}, {"publish", "publish the checkpoint"}, {"thaw", "let the parent go on"},
-		{"choose", "make a new base"}, {"load", "load 16 machines"}, {"call finish", "greet, commit, thaw; all have answered"},
+		{"make a new base", "make a new base"}, {"load", "load 16 machines"}, {"call finish", "greet, commit, thaw; all have answered"},
 	} {
 		if at[s.mark].IsZero() {
 			continue

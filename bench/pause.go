@@ -12,7 +12,6 @@ import (
 
 // pausing is one way to be stopped often.
 type pausing struct {
-	name             string
 	ram              int64 // MiB
 	private, written int   // MiB
 	rounds           int
@@ -85,10 +84,13 @@ func step(all []steps, name string) sample {
 	return out
 }
 
+// pauseSteps in their order; between scan + copy and connect either of two
+// ways.
+var pauseSteps = []string{"quiesce", "pause", "state", "scan + copy", "un-pause", "publish", "journal", "kill", "make a new base", "load", "connect", "hello", "thaw"}
+
 func stepTable(r *report, title, note string, p paused) {
 	plain, moved := split(p.all)
 	t := r.table(title, note, "step", "p50", "p99", fmt.Sprintf("p50 of the %d that moved to a new base", len(moved)))
-	seen := map[string]bool{}
 	row := func(name string, all, moves sample) {
 		cell := func(s sample, q float64) string {
 			if len(s) == 0 {
@@ -98,12 +100,9 @@ func stepTable(r *report, title, note string, p paused) {
 		}
 		t.add(name, cell(all, 0.5), cell(all, 0.99), cell(moves, 0.5))
 	}
-	for _, s := range append(append([]steps(nil), moved...), plain...) {
-		for _, name := range s.names {
-			if !seen[name] {
-				seen[name] = true
-				row(name, step(plain, name), step(moved, name))
-			}
+	for _, name := range pauseSteps {
+		if all, moves := step(plain, name), step(moved, name); len(all)+len(moves) > 0 {
+			row(name, all, moves)
 		}
 	}
 	row("**freeze to unfreeze**", totals(plain), totals(moved))
@@ -122,7 +121,7 @@ func stepTable(r *report, title, note string, p paused) {
 const stepNote = "Each step lasts from the end of the one above it, as seen by the host."
 
 func measurePause(ctx context.Context, l *lab, r *report) error {
-	rewritten, err := l.pause(ctx, pausing{"10 MiB rewritten", 512, 0, 10, l.pick(40, 12), "same"})
+	rewritten, err := l.pause(ctx, pausing{ram: 512, written: 10, rounds: l.pick(40, 12), kind: "same"})
 	if err != nil {
 		return err
 	}
@@ -131,7 +130,7 @@ func measurePause(ctx context.Context, l *lab, r *report) error {
 	r.figure(figure{name: "pause, 10 MiB rewritten since the last snapshot (p50)", measured: millis(p50), target: "60 ms", met: met(p50 <= 60*time.Millisecond)})
 	stepTable(r, "Pause: 10 MiB rewritten since the last snapshot", fmt.Sprintf("Guest of 512 MiB, %d snapshots. %s", len(rewritten.all), stepNote), rewritten)
 
-	grown, err := l.pause(ctx, pausing{"10 MiB new", 512, 0, 10, 20, "new"})
+	grown, err := l.pause(ctx, pausing{ram: 512, written: 10, rounds: 20, kind: "new"})
 	if err != nil {
 		return err
 	}
@@ -140,7 +139,7 @@ func measurePause(ctx context.Context, l *lab, r *report) error {
 		target: "at least 2 new bases", met: met(len(moved) >= 2)})
 	stepTable(r, "Pause: 10 MiB new per snapshot over 20 snapshots", "Guest of 512 MiB. "+stepNote, grown)
 
-	large, err := l.pause(ctx, pausing{"500 MiB private", 1024, 500, 10, l.pick(24, 12), "same"})
+	large, err := l.pause(ctx, pausing{ram: 1024, private: 500, written: 10, rounds: l.pick(24, 12), kind: "same"})
 	if err != nil {
 		return err
 	}
@@ -175,7 +174,7 @@ func measureSlope(ctx context.Context, l *lab, r *report) error {
 	median := map[int64]time.Duration{}
 	copied := map[int64]time.Duration{}
 	for _, ram := range []int64{small, large} {
-		p, err := l.pause(ctx, pausing{"RAM", ram, 0, 1, 10, "same"})
+		p, err := l.pause(ctx, pausing{ram: ram, written: 1, rounds: 10, kind: "same"})
 		if err != nil {
 			return err
 		}
@@ -184,7 +183,7 @@ func measureSlope(ctx context.Context, l *lab, r *report) error {
 	}
 	const gib = float64(large-small) / 1024
 	r.figure(figure{name: "pause, 2 GiB of RAM against 128 MiB (medians of 10)", measured: millis(median[large]), baseline: millis(median[small]) + " for 128 MiB",
-		ratio: times(ms(median[large]) / ms(median[small])), target: fmt.Sprintf("slope: %.1f ms a GiB, of it %.1f in scan + copy",
+		ratio: fmt.Sprintf("%s of it; %.1f ms a GiB, %.1f in scan + copy", times(ms(median[large])/ms(median[small])),
 			(ms(median[large])-ms(median[small]))/gib, (ms(copied[large])-ms(copied[small]))/gib)})
 	return nil
 }

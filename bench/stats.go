@@ -19,13 +19,6 @@ func (s sample) at(q float64) time.Duration {
 
 func (s sample) median() time.Duration { return s.at(0.5) }
 
-func (s sample) max() time.Duration {
-	if len(s) == 0 {
-		return 0
-	}
-	return slices.Max(s)
-}
-
 // slope is that of the least-squares line through the points.
 func slope(x, y []float64) float64 {
 	n, sx, sy, sxx, sxy := float64(len(x)), 0.0, 0.0, 0.0, 0.0

@@ -187,8 +187,8 @@ func (j tracedJournal) Update(label string, f func(sandbox.Tx) error) error {
 	return err
 }
 
-// tracedDriver tells when the engine has chosen what to load, and how long
-// device state takes.
+// tracedDriver tells when the engine has what to load, and how long device
+// state takes.
 type tracedDriver struct {
 	vmm.Driver
 	t *trace
@@ -196,7 +196,7 @@ type tracedDriver struct {
 
 func (d tracedDriver) Load(ctx context.Context, spec vmm.Spec, image vmm.Image) (vmm.VM, error) {
 	id := protocol.VMID(filepath.Base(spec.Dir))
-	d.t.mark("choose", id)
+	d.t.mark("make a new base", id) // or find the one to map
 	m, err := d.Driver.Load(ctx, spec, image)
 	if err != nil {
 		return nil, err
