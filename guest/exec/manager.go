@@ -264,15 +264,31 @@ func (m *Manager) Resume() {
 	}
 }
 
-// Pump moves what is in the pipes to the rings, until each pipe is empty or
-// its ring is full. ctx bounds it between two programs.
+// delivery bounds how long Pump waits for the host to take output: one whose
+// own output is blocked must not keep the machine from being stopped.
+const delivery = time.Second
+
+// Pump moves what is in the pipes to the rings, and waits until the host has
+// it all, where a host is attached: a timeline that ends after this freeze
+// would take the rest with it. It gives up when ctx ends, and on output that
+// nobody takes within a second.
 func (m *Manager) Pump(ctx context.Context) {
-	for _, p := range m.all() {
-		if ctx.Err() != nil {
+	until := time.Now().Add(delivery)
+	for {
+		owed := false
+		for _, p := range m.all() {
+			for _, o := range p.outs {
+				p.pump(o)
+			}
+			owed = p.owes() || owed
+		}
+		if !owed || time.Now().After(until) {
 			return
 		}
-		for _, o := range p.outs {
-			p.pump(o)
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return
 		}
 	}
 }

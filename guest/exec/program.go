@@ -29,9 +29,10 @@ type program struct {
 	writers sync.WaitGroup
 
 	mu       sync.Mutex
-	session  *session // the attached stream
-	held     bool     // between Quiesce and Resume
-	overdue  bool     // the time-out fired while held
+	session  *session  // the attached stream
+	alone    time.Time // when the last session ended
+	held     bool      // between Quiesce and Resume
+	overdue  bool      // the time-out fired while held
 	timedOut bool
 	timer    *time.Timer // nil without time-out
 	exited   bool        // the main process is reaped

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -112,7 +113,7 @@ func (c *session) detach() {
 	defer p.mu.Unlock()
 	c.gone = true
 	if p.session == c {
-		p.session = nil
+		p.session, p.alone = nil, time.Now()
 		p.in.forget()
 	}
 }
@@ -257,6 +258,15 @@ func (c *session) acknowledge(a *protocol.ExecAck) error {
 	}
 	p.known = p.known || all && c.exitSent
 	return nil
+}
+
+// owes tells whether there is output that the host has yet to acknowledge. A
+// host whose link has just ended is about to attach again.
+func (p *program) owes() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	expected := p.session != nil || time.Since(p.alone) < delivery
+	return expected && p.outs[0].ring.held()+p.outs[1].ring.held() > 0
 }
 
 func (p *program) acknowledged() bool {
