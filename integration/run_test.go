@@ -3,6 +3,7 @@ package integration_test
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"strings"
@@ -106,6 +107,28 @@ func TestInterrupt(t *testing.T) {
 	signal(syscall.SIGTERM)
 	if res := r.wait(t); res.status != 3 || !strings.Contains(res.stdout, "ended") {
 		t.Errorf("status %d, output %q after SIGTERM", res.status, res.stdout)
+	}
+}
+
+// TestOutputBeforeRestore: what a timeline has printed is there, once, however
+// soon it ends after that.
+func TestOutputBeforeRestore(t *testing.T) {
+	t.Parallel()
+	out := succeed(t, options{}, "python3", "-c", `
+import ratoon
+for i in range(10):
+    cp = ratoon.snapshot()
+    if not cp.restored:
+        print("x" * (i * 20000) + f" line {i}", flush=True)
+        ratoon.restore(cp.id, keep_present=i % 2 == 0)
+print(" end", flush=True)
+`)
+	want := ""
+	for i := range 10 {
+		want += fmt.Sprintf("%s line %d\n", strings.Repeat("x", i*20000), i)
+	}
+	if want += " end\n"; out != want {
+		t.Errorf("%d bytes of output, want %d:\n%s", len(out), len(want), strings.ReplaceAll(out, "x", ""))
 	}
 }
 

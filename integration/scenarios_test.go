@@ -228,7 +228,10 @@ func TestScenarios(t *testing.T) {
 	for _, helper := range helpers {
 		t.Run(helper, func(t *testing.T) {
 			for _, g := range table {
-				t.Run(g.name, func(t *testing.T) { runGroup(t, helper, g) })
+				t.Run(g.name, func(t *testing.T) {
+					t.Parallel()
+					runGroup(t, helper, g)
+				})
 			}
 		})
 	}
