@@ -163,39 +163,64 @@ func (s *Sandbox) collectGarbage() {
 		return
 	}
 	defer s.garbage.leave()
+	for again := true; again; {
+		var err error
+		if again, err = s.collect(); err != nil {
+			s.log.Error("collect checkpoints", "error", err)
+			return
+		}
+	}
+}
+
+// collect removes what is not needed, and tells whether to look again.
+func (s *Sandbox) collect() (again bool, err error) {
+	// An operation pins before it commits and unpins after: pins are read
+	// first, so that what it needs is seen in one of the two.
+	s.mu.Lock()
+	pinned := maps.Clone(s.pins)
+	s.mu.Unlock()
 	list, err := s.checkpoints.List(s.ctx)
 	if err != nil {
-		s.log.Error("list checkpoints", "error", err)
-		return
+		return false, err
 	}
 	used, err := s.references()
 	if err != nil {
-		s.log.Error("read references to checkpoints", "error", err)
-		return
+		return false, err
 	}
 	auto := 0
 	for _, cp := range slices.Backward(list) {
 		if cp.Class == ClassAuto {
 			auto++
 		}
-		if used[cp.ID] || cp.Class == ClassNamed || cp.Class == ClassAuto && auto <= s.spec.AutoKeep {
-			continue
-		}
-		if err := s.checkpoints.Remove(s.ctx, cp.ID); err != nil && protocol.CodeOf(err) != protocol.CodeCheckpointInUse {
-			s.log.Error("remove checkpoint", "checkpoint", cp.ID, "error", err)
+		switch {
+		case used[cp.ID] || cp.Class == ClassNamed || cp.Class == ClassAuto && auto <= s.spec.AutoKeep:
+		case pinned[cp.ID] > 0:
+			again = !s.collectLater(cp.ID) || again
+		default:
+			if err := s.checkpoints.Remove(s.ctx, cp.ID); err != nil && protocol.CodeOf(err) != protocol.CodeCheckpointInUse {
+				s.log.Error("remove checkpoint", "checkpoint", cp.ID, "error", err)
+			}
 		}
 	}
+	return again, nil
 }
 
-// references is what operations, results, hibernated timelines and the
-// operations of this moment need.
-func (s *Sandbox) references() (map[protocol.CheckpointID]bool, error) {
+// collectLater leaves a checkpoint to the end of the operation that pins it.
+// It is false when that has come meanwhile.
+func (s *Sandbox) collectLater(id protocol.CheckpointID) bool {
 	s.mu.Lock()
-	used := map[protocol.CheckpointID]bool{}
-	for id := range maps.Keys(s.pins) {
-		used[id] = true
+	defer s.mu.Unlock()
+	if s.pins[id] == 0 {
+		return false
 	}
-	s.mu.Unlock()
+	s.unwanted[id] = true
+	return true
+}
+
+// references is what committed operations, results and hibernated timelines
+// need.
+func (s *Sandbox) references() (map[protocol.CheckpointID]bool, error) {
+	used := map[protocol.CheckpointID]bool{}
 	err := s.view(func(tx Tx) error {
 		ops, err := branches.all(tx)
 		if err != nil {

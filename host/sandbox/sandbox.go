@@ -99,6 +99,7 @@ type Sandbox struct {
 	observe   func(Event)
 	timelines map[protocol.TimelineID]*timeline // with a VM
 	pins      map[protocol.CheckpointID]int     // used by an operation under way
+	unwanted  map[protocol.CheckpointID]bool    // to be removed, and pinned
 	waiters   map[protocol.BranchID]chan struct{}
 	closed    bool
 	over      *protocol.Error
@@ -118,7 +119,7 @@ func newSandbox(id protocol.SandboxID, spec Spec, d Deps) *Sandbox {
 		id: id, spec: spec, machines: d.Machines, checkpoints: d.Checkpoints, journal: d.Journal, models: d.Models,
 		observe: d.Observe, log: log.With("sandbox", id), timeouts: d.Timeouts.withDefaults(), ended: make(chan struct{}), recovered: make(chan struct{}), resident: d.Resident,
 		commits: make(gate, 1), garbage: make(gate, 1), spare: make(gate, 1),
-		timelines: map[protocol.TimelineID]*timeline{}, pins: map[protocol.CheckpointID]int{},
+		timelines: map[protocol.TimelineID]*timeline{}, pins: map[protocol.CheckpointID]int{}, unwanted: map[protocol.CheckpointID]bool{},
 		waiters: map[protocol.BranchID]chan struct{}{}, minRebase: minRebase,
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -345,8 +346,13 @@ func (s *Sandbox) pin(id protocol.CheckpointID) (unpin func()) {
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.pins[id]--; s.pins[id] == 0 {
-			delete(s.pins, id)
+		if s.pins[id]--; s.pins[id] > 0 {
+			return
+		}
+		delete(s.pins, id)
+		if s.unwanted[id] {
+			delete(s.unwanted, id)
+			s.task(s.collectGarbage)
 		}
 	}
 }

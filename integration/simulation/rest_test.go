@@ -38,7 +38,7 @@ func (r *rules) atRest() {
 		if s.meta.Class == sandbox.ClassInternal && w.referrer(id) == "" {
 			w.fail("internal checkpoint %s is needed by nothing", w.short(string(id)))
 		}
-		if s.meta.Class == sandbox.ClassAuto {
+		if s.meta.Class == sandbox.ClassAuto && w.referrer(id) == "" {
 			auto++
 		}
 	}
