@@ -9,9 +9,6 @@ var ids = regexp.MustCompile(`\b(sb|ln|tl|cp|ba|st|br|vm|ex)-[a-z2-7]{16}\b`)
 
 // short replaces identifiers by short names, numbered as they first appear.
 func (w *world) short(s string) string {
-	if !w.tracing && len(s) < 2000 && w.names == nil {
-		return s
-	}
 	return ids.ReplaceAllStringFunc(s, func(id string) string { return w.nameOf(id[:2], id) })
 }
 
