@@ -37,6 +37,10 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 	}
 	for {
 		m, err := ss.await(ctx, func(protocol.Message) bool { return true })
+		if protocol.CodeOf(err) == protocol.CodeUnavailable {
+			// The same failure as below, noticed earlier.
+			err = protocol.Errorf(protocol.CodePrepareFailed, "%v", err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +125,7 @@ type thawing struct {
 	newLine bool
 }
 
-// errGuestLost means that the timeline must be stopped.
+// guestLost means that the timeline must be stopped.
 type guestLost struct{ error }
 
 func (g guestLost) Unwrap() error { return g.error }
