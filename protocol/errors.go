@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/ratoon-project/ratoon/internal/jsonnum"
 )
 
 // Code is the stable name of a kind of failure, the same in Python, Go, the
@@ -114,31 +116,10 @@ func (e *Error) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	for name, v := range p.Details {
-		p.Details[name] = numbers(v)
+		p.Details[name] = jsonnum.Whole(v)
 	}
 	*e = Error(p)
 	return nil
-}
-
-// numbers replaces json.Number by int64 where it fits, else by float64.
-func numbers(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		f, _ := v.Float64()
-		return f
-	case []any:
-		for i := range v {
-			v[i] = numbers(v[i])
-		}
-	case map[string]any:
-		for name := range v {
-			v[name] = numbers(v[name])
-		}
-	}
-	return v
 }
 
 // Is makes errors.Is match two protocol errors of equal code.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ratoon-project/ratoon/guest/client"
+	"github.com/ratoon-project/ratoon/internal/jsonnum"
 )
 
 // Formats of results.
@@ -52,28 +53,7 @@ func fromJSON(s string) (any, error) {
 	if d.More() {
 		return nil, usage("%.64q is more than one JSON value", s)
 	}
-	return numbers(v), nil
-}
-
-// numbers replaces json.Number by int64 where it fits, else by float64.
-func numbers(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		f, _ := v.Float64()
-		return f
-	case []any:
-		for i := range v {
-			v[i] = numbers(v[i])
-		}
-	case map[string]any:
-		for k := range v {
-			v[k] = numbers(v[k])
-		}
-	}
-	return v
+	return jsonnum.Whole(v), nil
 }
 
 // toJSON renders a payload; what JSON cannot say becomes a string.

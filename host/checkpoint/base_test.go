@@ -86,7 +86,7 @@ func TestImportBaseOverFileSystems(t *testing.T) {
 	t.Parallel()
 	shm, err := os.MkdirTemp("/dev/shm", "ratoon-test-")
 	if err != nil {
-		t.Skipf("needs a second file system at /dev/shm: %v", err)
+		t.Skipf("needs a second file system: mount a tmpfs at /dev/shm (%v)", err)
 	}
 	t.Cleanup(func() { os.RemoveAll(shm) })
 	here := t.TempDir()

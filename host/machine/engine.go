@@ -33,9 +33,7 @@ type Options struct {
 	Dir, Cache  string
 	MemoryBytes int64
 	CPUs        int
-	// Others are run directories whose checkpoints may be started from.
-	Others []string
-	Log    *slog.Logger
+	Log         *slog.Logger
 }
 
 // Engine makes machines.

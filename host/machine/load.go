@@ -95,12 +95,9 @@ func (e *Engine) source(ctx context.Context, r sandbox.LoadRequest) (source, err
 	if !r.Rebase && cost.Choose() == memory.ApplyEach {
 		return src, nil
 	}
-	derived, err := e.derive(ctx, m, src)
+	moved, err := e.derive(ctx, m, src)
 	e.closeBase(src.id, src.base)
-	if err != nil {
-		return source{}, err
-	}
-	return source{base: derived.base, id: derived.id, state: files.State}, nil
+	return moved, err
 }
 
 // derivation is a base made from a checkpoint, once for all who ask.
@@ -110,25 +107,20 @@ type derivation struct {
 	err  error
 }
 
-type derived struct {
-	base *base
-	id   protocol.BaseID
-}
-
 // derive makes the base that a checkpoint's base with its delta is, or finds
 // the one made before. One that was swept since is made again.
-func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) (derived, error) {
+func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) (source, error) {
 	for {
 		d, mine, err := e.deriveOnce(ctx, m, src)
 		if err != nil && !mine && ctx.Err() == nil {
 			continue // another operation was at it, and was perhaps cancelled
 		}
 		if err != nil {
-			return derived{}, fmt.Errorf("make a base of %s: %w", m.ID, err)
+			return source{}, fmt.Errorf("make a base of %s: %w", m.ID, err)
 		}
 		b, err := e.openBase(d.id)
 		if err == nil {
-			return derived{b, d.id}, nil
+			return source{base: b, id: d.id, state: src.state}, nil
 		}
 		e.mu.Lock()
 		if e.moves[m.ID] == d {
@@ -136,7 +128,7 @@ func (e *Engine) derive(ctx context.Context, m checkpoint.Manifest, src source) 
 		}
 		e.mu.Unlock()
 		if protocol.CodeOf(err) != protocol.CodeCheckpointLost || ctx.Err() != nil {
-			return derived{}, err
+			return source{}, err
 		}
 	}
 }

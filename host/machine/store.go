@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
@@ -76,7 +77,10 @@ func (c *capture) Publish(ctx context.Context) (sandbox.Checkpoint, error) {
 		return sandbox.Checkpoint{}, err
 	}
 	m, err := c.e.store.Get(c.manifest.ID)
-	return fromManifest(m), err
+	if err != nil { // an operation that fails leaves no checkpoint
+		return sandbox.Checkpoint{}, errors.Join(err, c.e.store.Remove(c.manifest.ID))
+	}
+	return fromManifest(m), nil
 }
 
 // Discard implements sandbox.Capture.

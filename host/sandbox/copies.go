@@ -23,7 +23,6 @@ type newcopy struct {
 	origin   protocol.CheckpointID
 	position protocol.Position
 	freeze   protocol.Freeze
-	recopied int64
 	op       string
 	host     string // hostnames begin with it
 	// machineID is for a line that has none yet.

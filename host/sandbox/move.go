@@ -24,11 +24,11 @@ func (s *Sandbox) rebaseDue(t *timeline, c Capture) bool {
 	return c.Bytes() >= s.minRebase && again >= s.spec.MemoryBytes
 }
 
-func (s *Sandbox) accountCapture(t *timeline, cp Checkpoint) {
+func (s *Sandbox) accountCapture(t *timeline, c Capture) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.recopied += min(t.written, cp.Bytes)
-	t.written = cp.Bytes
+	t.recopied += min(t.written, c.Bytes())
+	t.written = c.Bytes()
 }
 
 // rebase moves a held timeline onto a new base made of this capture (section

@@ -39,8 +39,6 @@ type Checkpoint struct {
 	Execs         []protocol.ExecOffsets
 	// Bytes is its size on disk; the store fills it in.
 	Bytes int64
-	// Recopied is the rebase accounting of its timeline (see move.go).
-	Recopied int64
 }
 
 // VM is one virtual machine, owned by the operation that loaded it and then

@@ -171,7 +171,7 @@ func (s *Sandbox) releaseAndPublish(ctx context.Context, t *timeline, h *held) (
 	if err != nil {
 		return Checkpoint{}, diskError(err)
 	}
-	s.accountCapture(t, cp)
+	s.accountCapture(t, h.capture)
 	return cp, nil
 }
 
