@@ -47,9 +47,12 @@ type machine struct {
 func Main(opt Options) {
 	began := time.Now()
 	reaper := newReaper()
-	TakeSignals()
+	signals := TakeSignals()
 	level := new(slog.LevelVar)
 	m := &machine{level: level, log: NewLog(os.Stderr, level)}
+	if signals != nil {
+		m.log.Error("take signals", "error", signals)
+	}
 	for _, s := range stages {
 		if err := runStage(s, m); err != nil {
 			powerOff(s.name, err)

@@ -70,18 +70,6 @@ func (r *reaper) start(path string, args []string, attr *syscall.ProcAttr) (int,
 	return pid, c, nil
 }
 
-// TakeSignals takes every signal and drops it: the kernel keeps those from
-// PID 1 that have no handler, but the Go runtime has handlers for all, and
-// would end the process.
-func TakeSignals() {
-	c := make(chan os.Signal, 1)
-	signal.Notify(c)
-	go func() {
-		for range c { //nolint:revive // that is all
-		}
-	}()
-}
-
 // supervisor keeps a worker running.
 type supervisor struct {
 	log    *slog.Logger

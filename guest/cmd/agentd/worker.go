@@ -27,12 +27,15 @@ func runWorker(args []string) int {
 	if err := fs.Parse(args); err != nil {
 		return call.ExitUsage
 	}
-	boot.TakeSignals()
+	signals := boot.TakeSignals()
 	level := slog.LevelInfo
 	if *debug {
 		level = slog.LevelDebug
 	}
 	log := boot.NewLog(os.Stderr, level)
+	if signals != nil {
+		log.Error("take signals", "error", signals)
+	}
 	if err := work(context.Background(), *carrier, log); err != nil {
 		log.Error("the worker ends", "error", err)
 		return call.ExitFailed
