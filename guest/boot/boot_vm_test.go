@@ -58,6 +58,10 @@ func checkEnvironment(t *testing.T, h *host) {
 		{"cat /proc/self/oom_score_adj", "0"},
 		{"cut -d: -f3 /proc/1/cgroup", "/ratoon"},
 		{"cat /proc/1/oom_score_adj", "-1000"},
+		// The agent's threads, and what it starts for a user.
+		{"for t in /proc/1/task/* /proc/$PPID/task/*; do cat /proc/${t##*/}/timerslack_ns; done | sort -u", "4000000"},
+		{"cat /proc/self/timerslack_ns", "50000"},
+		{"cat /sys/fs/cgroup/ratoon/cpu.weight /sys/fs/cgroup/user/cpu.weight", "10000\n100"},
 		{"stat -fc %T /workspace /tmp /dev/shm", "tmpfs\ntmpfs\ntmpfs"},
 		{"stat -c %a /workspace /tmp /dev/shm", "777\n1777\n1777"},
 		{"echo x >/workspace/a && rm /workspace/a && echo ok", "ok"},

@@ -46,6 +46,8 @@ func makeCgroups(m *machine) error {
 		UserCgroup + "/memory.max": limit,
 		UserCgroup + "/pids.max":   strconv.Itoa(maxProcesses),
 		agentDir + "/memory.min":   strconv.Itoa(agentMemory / 2),
+		// The agent computes little, and users wait for it.
+		agentDir + "/cpu.weight": "10000",
 	} {
 		if err := write(file, value); err != nil {
 			m.log.Warn("limit not set", "file", file, "error", err)

@@ -26,6 +26,7 @@ var stages = []stage{
 	{"open the console", openConsole},
 	{"read the command line", readCmdline},
 	{"settle the kernel", settleKernel},
+	{"relax timers", relaxTimers},
 	{"load modules", loadModules},
 	{"mount the root", mountRoot},
 	{"switch to the root", switchRoot},

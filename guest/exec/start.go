@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -213,6 +214,26 @@ func (s *stdio) close() {
 	}
 }
 
+// userTimerSlack is the kernel's default (include/linux/init_task.h).
+const userTimerSlack = 50 * time.Microsecond
+
+// withUserTimers runs f on a thread whose timer slack, which children inherit,
+// is that of a user's program: the agent's own is coarser.
+func withUserTimers(f func()) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err != nil {
+		return fmt.Errorf("read timer slack: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(userTimerSlack), 0, 0, 0); err != nil {
+		return fmt.Errorf("set timer slack: %w", err)
+	}
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0)
+	f()
+	return nil
+}
+
 // fork starts the program in its own session and, if there is one, directly
 // in its cgroup.
 func (pl *plan) fork(s *stdio, group *os.File) (pid int, pidfd *os.File, err error) {
@@ -227,10 +248,13 @@ func (pl *plan) fork(s *stdio, group *os.File) (pid int, pidfd *os.File, err err
 	if pl.asked {
 		sys.Credential = &syscall.Credential{Uid: pl.account.uid, Gid: pl.account.gid, Groups: pl.account.groups}
 	}
-	pid, err = syscall.ForkExec(pl.file, pl.argv, &syscall.ProcAttr{
+	attr := &syscall.ProcAttr{
 		Dir: pl.dir, Env: pl.env, Sys: sys,
 		Files: []uintptr{uintptr(s.child[0]), uintptr(s.child[1]), uintptr(s.child[2])},
-	})
+	}
+	if e := withUserTimers(func() { pid, err = syscall.ForkExec(pl.file, pl.argv, attr) }); e != nil {
+		return 0, nil, fmt.Errorf("start %q: %w", pl.argv[0], e)
+	}
 	if err != nil {
 		if fd >= 0 {
 			unix.Close(fd)
