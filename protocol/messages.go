@@ -51,7 +51,8 @@ type (
 		Epoch   uint64   `msgpack:"epoch"`
 		// Next is the next sequence of the stream.
 		Next     uint64   `msgpack:"next"`
-		Time     int64    `msgpack:"time"` // Unix nanoseconds
+		Time     int64    `msgpack:"time"`  // Unix nanoseconds when the guest's clock showed Clock
+		Clock    int64    `msgpack:"clock"` // see Hello
 		Entropy  []byte   `msgpack:"entropy"`
 		Identity Identity `msgpack:"identity"`
 		// Reason is what on_resume callbacks are told.
@@ -74,7 +75,8 @@ type (
 		Stream   StreamID   `msgpack:"stream"`
 		Epoch    uint64     `msgpack:"epoch"`
 		Next     uint64     `msgpack:"next"`
-		Time     int64      `msgpack:"time"`
+		Time     int64      `msgpack:"time"`  // Unix nanoseconds when the guest's clock showed Clock
+		Clock    int64      `msgpack:"clock"` // see Hello
 	}
 	// Ping is answered by Pong with the same number; liveness of a link.
 	Ping struct {
@@ -94,6 +96,8 @@ type (
 		State   State         `msgpack:"state"`
 		Freeze  Freeze        `msgpack:"freeze"` // newest seen
 		Pending []PendingCall `msgpack:"pending"`
+		// Clock is the guest's monotonic clock in nanoseconds.
+		Clock int64 `msgpack:"clock"`
 	}
 	// PendingCall is one entry of the guest's table of unanswered calls.
 	PendingCall struct {
@@ -151,7 +155,8 @@ type (
 	}
 	// Pong answers Ping.
 	Pong struct {
-		N uint64 `msgpack:"n"`
+		N     uint64 `msgpack:"n"`
+		Clock int64  `msgpack:"clock"` // as in Hello, between the two messages
 	}
 )
 

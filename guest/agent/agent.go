@@ -21,8 +21,12 @@ type Keeper interface {
 
 // Fixer gives the machine time and identity; a *fork.Fixer.
 type Fixer interface {
-	Fix(t *protocol.Thaw, received time.Time, newTimeline bool) error
-	Clock(host, received time.Time) error
+	Fix(t *protocol.Thaw, newTimeline bool) error
+	// Clock sets the time of a running machine: it was wall, in Unix
+	// nanoseconds, when Monotonic returned clock.
+	Clock(wall, clock int64) error
+	// Monotonic is the machine's monotonic clock in nanoseconds.
+	Monotonic() int64
 }
 
 var (
@@ -65,8 +69,7 @@ type Agent struct {
 
 	mu      sync.Mutex // held while effects are carried out; taken before outbox.mu and subscriber.mu
 	machine *Machine
-	dead    bool // PID 1 or the freezer failed: nothing is carried out any more
-	now     time.Time
+	dead    bool               // PID 1 or the freezer failed: nothing is carried out any more
 	out     *outbox            // of the present link, nil if none
 	cancel  context.CancelFunc // of the Stop that is under way
 	timer   *time.Timer
@@ -128,7 +131,6 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) step(event func(*Machine) []Effect) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.now = time.Now()
 	if !a.dead {
 		a.perform(event(a.machine))
 	}
@@ -174,7 +176,7 @@ func (a *Agent) do(e Effect) error {
 	case Fix:
 		a.fix(e)
 	case SetTime:
-		if err := a.cfg.Fixer.Clock(time.Unix(0, e.Attach.Time), a.now); err != nil {
+		if err := a.cfg.Fixer.Clock(e.Attach.Time, e.Attach.Clock); err != nil {
 			a.log.Warn("the clock was not corrected", keyError, err)
 		}
 	case Answer:
@@ -213,8 +215,15 @@ func (a *Agent) send(msg protocol.Message) {
 	if a.out == nil {
 		return
 	}
-	if q, ok := msg.(*protocol.Quiesced); ok && a.cfg.Execs != nil {
-		q.Execs = a.cfg.Execs.Offsets()
+	switch msg := msg.(type) {
+	case *protocol.Hello:
+		msg.Clock = a.cfg.Fixer.Monotonic()
+	case *protocol.Pong:
+		msg.Clock = a.cfg.Fixer.Monotonic()
+	case *protocol.Quiesced:
+		if a.cfg.Execs != nil {
+			msg.Execs = a.cfg.Execs.Offsets()
+		}
 	}
 	a.out.put(msg)
 }
@@ -222,7 +231,7 @@ func (a *Agent) send(msg protocol.Message) {
 // fix gives the machine its identity. While that cannot be done it stays
 // frozen: the host's deadline then ends it.
 func (a *Agent) fix(e Fix) {
-	err := a.cfg.Fixer.Fix(e.Thaw, a.now, e.NewTimeline)
+	err := a.cfg.Fixer.Fix(e.Thaw, e.NewTimeline)
 	if err != nil {
 		a.log.Error("time and identity are not right, the machine stays frozen", keyError, err)
 		a.perform(a.machine.NotFixed())

@@ -66,8 +66,9 @@ func (g *guest) Freeze(ctx context.Context) error {
 	g.note("freeze")
 	return nil
 }
-func (g *guest) Clock(time.Time, time.Time) error { return nil }
-func (g *guest) Fix(*protocol.Thaw, time.Time, bool) error {
+func (g *guest) Clock(int64, int64) error { return nil }
+func (g *guest) Monotonic() int64         { return 7 }
+func (g *guest) Fix(*protocol.Thaw, bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.log = append(g.log, "fix")

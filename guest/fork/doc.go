@@ -4,7 +4,7 @@
 //	q := fork.NewQuiescer(fork.NewFreezer("/sys/fs/cgroup/user"), execs, files)
 //	pos, err := q.Stop(ctx) // pre-sync, freeze, barrier, drain; undone on error
 //	...                     // the machine is captured; perhaps this is a copy
-//	err = fixer.Fix(thaw, received, newTimeline)
+//	err = fixer.Fix(thaw, newTimeline)
 //	err = q.Go()            // unfreeze
 //
 // A Quiescer is used by one goroutine at a time. Stop ends promptly when its

@@ -19,8 +19,10 @@ type Fixer struct {
 	SetBootID func() error
 	// SetNames sets hostname and machine-id.
 	SetNames func(id protocol.Identity) error
-	// Now is time.Now, with a monotonic reading.
+	// Now is the wall clock.
 	Now func() time.Time
+	// MonotonicClock is the monotonic clock, in nanoseconds.
+	MonotonicClock func() int64
 }
 
 // Host makes a Fixer of this machine. Files holds the identity files, see
@@ -32,21 +34,22 @@ func Host(files Files) *Fixer {
 		SetBootID: files.SetBootID,
 		SetNames:  files.SetNames,
 		Now:       time.Now,
+
+		MonotonicClock: MonotonicClock,
 	}
 }
 
 // minEntropy is what a thaw must bring: 256 bits, the size of the kernel's key.
 const minEntropy = 32
 
-// Fix applies t, which was received at the given moment: clock, entropy,
-// identity, in that order. newTimeline says that this is a copy and not the
+// Fix applies t: clock, entropy, identity, in that order. newTimeline says that this is a copy and not the
 // machine that was captured: only a copy gets another boot id, a machine that
 // runs on has not booted again.
-func (f *Fixer) Fix(t *protocol.Thaw, received time.Time, newTimeline bool) error {
+func (f *Fixer) Fix(t *protocol.Thaw, newTimeline bool) error {
 	if len(t.Entropy) < minEntropy {
 		return fmt.Errorf("reseed the kernel: %d bytes of entropy, want at least %d", len(t.Entropy), minEntropy)
 	}
-	if err := f.SetClock(time.Unix(0, t.Time).Add(f.Now().Sub(received))); err != nil {
+	if err := f.SetClock(f.wall(t.Time, t.Clock)); err != nil {
 		return fmt.Errorf("set the clock: %w", err)
 	}
 	if err := f.Reseed(t.Entropy); err != nil {
@@ -68,12 +71,18 @@ func (f *Fixer) Fix(t *protocol.Thaw, received time.Time, newTimeline bool) erro
 // minStep is the difference below which a running machine's clock is left alone.
 const minStep = 50 * time.Millisecond
 
-// Clock corrects the clock of a machine that was not stopped, as on attach.
-func (f *Fixer) Clock(host, received time.Time) error {
-	now := f.Now()
-	want := host.Add(now.Sub(received))
+// Monotonic is the machine's monotonic clock in nanoseconds.
+func (f *Fixer) Monotonic() int64 { return f.MonotonicClock() }
+
+// wall is the time now, when it was wall at the given monotonic clock.
+func (f *Fixer) wall(wall, clock int64) time.Time { return time.Unix(0, wall+f.Monotonic()-clock) }
+
+// Clock corrects the clock of a machine that was not stopped, as on attach: it
+// was wall, in Unix nanoseconds, at the given monotonic clock.
+func (f *Fixer) Clock(wall, clock int64) error {
+	want := f.wall(wall, clock)
 	// Round(0): compare wall clocks, not the monotonic readings.
-	if d := want.Sub(now.Round(0)); d.Abs() < minStep {
+	if d := want.Sub(f.Now().Round(0)); d.Abs() < minStep {
 		return nil
 	}
 	if err := f.SetClock(want); err != nil {

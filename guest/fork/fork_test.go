@@ -175,16 +175,15 @@ func TestFix(t *testing.T) {
 		if c.fail >= 0 {
 			s.fail = steps[c.fail]
 		}
-		received := time.Now()
 		var set time.Time
 		f := &fork.Fixer{
-			SetClock:  func(now time.Time) error { set = now; return s.do("clock") },
-			Reseed:    func([]byte) error { return s.do("reseed") },
-			SetBootID: func() error { return s.do("boot id") },
-			SetNames:  func(protocol.Identity) error { return s.do("names") },
-			Now:       func() time.Time { return received.Add(3 * time.Second) },
+			SetClock:       func(now time.Time) error { set = now; return s.do("clock") },
+			Reseed:         func([]byte) error { return s.do("reseed") },
+			SetBootID:      func() error { return s.do("boot id") },
+			SetNames:       func(protocol.Identity) error { return s.do("names") },
+			MonotonicClock: func() int64 { return 8e9 },
 		}
-		err := f.Fix(&protocol.Thaw{Time: 1000e9, Entropy: make([]byte, c.entropy), Identity: protocol.Identity{NewLine: c.newLine}}, received, c.newTL)
+		err := f.Fix(&protocol.Thaw{Time: 1000e9, Clock: 5e9, Entropy: make([]byte, c.entropy), Identity: protocol.Identity{NewLine: c.newLine}}, c.newTL)
 		if diff := cmp.Diff(c.want, s.log); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}
@@ -192,7 +191,7 @@ func TestFix(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if c.want != nil && !set.Equal(time.Unix(1003, 0)) {
-			t.Errorf("%s: the clock was set to %v, without the time since receipt", c.name, set)
+			t.Errorf("%s: the clock was set to %v, want the time of thaw and the 3 s since", c.name, set)
 		}
 	}
 }
@@ -201,10 +200,11 @@ func TestClockOfARunningMachine(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	sets := 0
-	f := &fork.Fixer{Now: func() time.Time { return now }, SetClock: func(time.Time) error { sets++; return nil }}
+	f := &fork.Fixer{Now: func() time.Time { return now }, SetClock: func(time.Time) error { sets++; return nil },
+		MonotonicClock: func() int64 { return 8e9 }}
 	for offset, want := range map[time.Duration]int{0: 0, 40 * time.Millisecond: 0, -time.Second: 1, time.Hour: 1} {
 		sets = 0
-		if err := f.Clock(now.Round(0).Add(offset), now); err != nil || sets != want {
+		if err := f.Clock(now.Add(offset).UnixNano()-3e9, 5e9); err != nil || sets != want {
 			t.Errorf("offset %v: %d steps, %v; want %d", offset, sets, err, want)
 		}
 	}

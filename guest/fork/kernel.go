@@ -16,6 +16,14 @@ func SetClock(now time.Time) error {
 	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
 }
 
+// MonotonicClock is CLOCK_MONOTONIC in nanoseconds.
+func MonotonicClock() int64 {
+	var ts unix.Timespec
+	// It cannot fail for this clock.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano()
+}
+
 // Requests of /dev/urandom, from include/uapi/linux/random.h.
 const (
 	rndAddEntropy = 0x40085203 // _IOW('R', 0x03, int[2])

@@ -24,6 +24,10 @@ type session struct {
 	owner atomic.Pointer[timeline]
 	done  chan struct{} // closed when nothing more is read
 
+	// Of the holder of the turn.
+	clock reading
+	pings uint64
+
 	closing sync.Once
 }
 
@@ -58,6 +62,7 @@ func causeOf(vm VM) error {
 func (s *Sandbox) dialOnce(ctx context.Context, vm VM) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeouts.Connect)
 	defer cancel()
+	began := time.Now()
 	link, err := vm.Connect(ctx)
 	if err != nil {
 		return nil, protocol.Errorf(protocol.CodeUnavailable, "connect link: %v", err)
@@ -76,7 +81,7 @@ func (s *Sandbox) dialOnce(ctx context.Context, vm VM) (*session, error) {
 		link.Close()
 		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "guest speaks protocol %d (release %s), host %d", hello.Version, hello.Release, protocol.Version)
 	}
-	ss := &session{link: link, hello: hello, inbox: make(chan protocol.Message, inboxSize), done: make(chan struct{})}
+	ss := &session{link: link, hello: hello, clock: reading{hello.Clock, began, time.Now()}, inbox: make(chan protocol.Message, inboxSize), done: make(chan struct{})}
 	s.task(func() { ss.read(s.ctx) })
 	return ss, nil
 }

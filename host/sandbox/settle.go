@@ -178,12 +178,17 @@ func (s *Sandbox) thawOnce(ctx context.Context, t *timeline, th thawing, line Li
 	if ss.hello.State == protocol.StateLost {
 		return errLost
 	}
-	m, err := s.thawMessage(t, th, line)
+	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
+	defer cancel()
+	clock, err := ss.readClock(try)
+	if err != nil {
+		ss.close()
+		return err
+	}
+	m, err := s.thawMessage(t, th, line, clock)
 	if err != nil {
 		return err
 	}
-	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
-	defer cancel()
 	if err := ss.link.Send(try, m); err != nil {
 		ss.close()
 		return err
@@ -200,16 +205,15 @@ func (s *Sandbox) thawOnce(ctx context.Context, t *timeline, th thawing, line Li
 	return nil
 }
 
-func (s *Sandbox) thawMessage(t *timeline, th thawing, line LineRecord) (*protocol.Thaw, error) {
+func (s *Sandbox) thawMessage(t *timeline, th thawing, line LineRecord, clock reading) (*protocol.Thaw, error) {
 	epoch, err := t.nextEpoch()
 	if err != nil {
 		return nil, err
 	}
 	entropy := make([]byte, 64)
 	rand.Read(entropy)
-	now := time.Now()
 	m := &protocol.Thaw{Freeze: th.freeze, Timeline: t.id, Incarnation: t.incarnation, Outcome: th.outcome, Stream: t.stream, Epoch: epoch,
-		Time: now.UnixNano(), Entropy: entropy, Reason: th.reason, Slept: max(0, int64(now.Sub(th.since))),
+		Time: clock.wall(), Clock: clock.guest, Entropy: entropy, Reason: th.reason, Slept: max(0, int64(time.Since(th.since))),
 		Identity: protocol.Identity{Sandbox: s.id, Node: line.Node, Hostname: line.Hostname, MachineID: line.MachineID, NewLine: th.newLine, Env: line.Env}}
 	if th.outcome != nil {
 		m.Key = th.outcome.Key
@@ -342,7 +346,11 @@ func (s *Sandbox) attachLink(ctx context.Context, t *timeline, ss *session) erro
 	}
 	try, cancel := context.WithTimeout(ctx, s.timeouts.Ack)
 	defer cancel()
-	m := &protocol.Attach{Timeline: t.id, Stream: t.stream, Epoch: epoch, Time: time.Now().UnixNano()}
+	clock, err := ss.readClock(try)
+	if err != nil {
+		return err
+	}
+	m := &protocol.Attach{Timeline: t.id, Stream: t.stream, Epoch: epoch, Time: clock.wall(), Clock: clock.guest}
 	if err := ss.link.Send(try, m); err != nil {
 		return err
 	}

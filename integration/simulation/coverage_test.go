@@ -17,7 +17,7 @@ var labels = []string{
 	"journal.reserve", "journal.reserve-llm", "journal.restore", "journal.restored", "journal.settle-llm", "journal.start", "journal.started", "journal.stopped",
 	"journal.swept", "journal.wake", "journal.wave",
 	"to-host.attached", "to-host.call", "to-host.call-gone", "to-host.caller-exited", "to-host.drained", "to-host.end", "to-host.hello", "to-host.outcome-ack",
-	"to-host.prepare-failed", "to-host.quiesced", "to-host.thawed",
+	"to-host.prepare-failed", "to-host.quiesced", "to-host.thawed", "to-host.pong", "to-vm.ping",
 	"to-vm.abort", "to-vm.ack-position", "to-vm.attach", "to-vm.outcome", "to-vm.prepare", "to-vm.thaw",
 }
 
