@@ -240,7 +240,7 @@ func (a *Agent) fix(e Fix) {
 	if e.NewTimeline && e.Thaw.Identity.NewLine && a.cfg.Execs != nil {
 		a.cfg.Execs.CloseInputs()
 	}
-	a.log.Info("thawed", keyFreeze, e.Thaw.Freeze, keyTimeline, e.Thaw.Timeline, keyReason, e.Thaw.Reason)
+	a.log.Debug("thawed", keyFreeze, e.Thaw.Freeze, keyTimeline, e.Thaw.Timeline, keyReason, e.Thaw.Reason)
 	a.perform(a.machine.Fixed(e.Thaw))
 }
 

@@ -171,7 +171,8 @@ func (h *host) quiesce(f protocol.Freeze, key protocol.Key) {
 	h.t.Helper()
 	h.send(&protocol.Prepare{Freeze: f, Key: key})
 	expect[*protocol.Drained](h)
-	h.send(&protocol.AckPosition{Freeze: f})
+	// The guest may have ended the link before Send returns.
+	h.l.Send(h.t.Context(), &protocol.AckPosition{Freeze: f})
 	expect[*protocol.Quiesced](h)
 	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
 	defer cancel()

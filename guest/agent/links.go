@@ -14,7 +14,7 @@ type Link interface {
 	Send(ctx context.Context, m protocol.Message) error
 	Receive(ctx context.Context) (protocol.Message, error)
 	AcceptStream(ctx context.Context) (protocol.Open, Stream, error)
-	// End writes the end record; nothing is written after it.
+	// End closes the link with the end record; nothing is written after it.
 	End() error
 	Close() error
 }
@@ -54,7 +54,7 @@ func (a *Agent) serveLink(ctx context.Context, l Link) error {
 	out := newOutbox()
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		defer cancel()
+		defer cancel() // the end of the queue is the end of the link
 		out.run(ctx, l, a.uncharge)
 	})
 	tasks.Go(func() { a.serveStreams(ctx, l) })
@@ -74,13 +74,10 @@ func (a *Agent) serveLink(ctx context.Context, l Link) error {
 		a.out = nil
 		return m.LinkDown()
 	})
-	if out.ended() {
-		// The end record is the last thing that this link has to carry, and
-		// how the link breaks after it says nothing.
-		tasks.Wait()
-		err = nil
-	}
 	cancel()
+	if out.finished() {
+		err = l.End()
+	}
 	err = errors.Join(err, l.Close())
 	tasks.Wait()
 	return err
@@ -98,6 +95,7 @@ type outbox struct {
 	mu     sync.Mutex
 	queue  []protocol.Message
 	last   bool // the end record follows the queue
+	done   bool // all before the end record is written
 	broken bool // the host does not read
 }
 
@@ -125,10 +123,11 @@ func (o *outbox) end() {
 	o.signal()
 }
 
-func (o *outbox) ended() bool {
+// finished tells whether all is written that goes before the end record.
+func (o *outbox) finished() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.last
+	return o.done
 }
 
 func (o *outbox) signal() {
@@ -138,7 +137,8 @@ func (o *outbox) signal() {
 	}
 }
 
-// run writes until the end record or an error; sent is told of each message.
+// run writes until the queue is at its end or an error; sent is told of each
+// message.
 func (o *outbox) run(ctx context.Context, l Link, sent func(protocol.Message)) {
 	for {
 		batch, last, broken := o.take()
@@ -150,7 +150,9 @@ func (o *outbox) run(ctx context.Context, l Link, sent func(protocol.Message)) {
 			sent(m)
 		}
 		if last {
-			l.End()
+			o.mu.Lock()
+			o.done = true
+			o.mu.Unlock()
 			return
 		}
 		if len(batch) > 0 {

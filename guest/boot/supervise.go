@@ -103,6 +103,11 @@ func (s *supervisor) run() {
 	}
 }
 
+// workerDebug keeps the runtime from interrupting goroutines by signals, since
+// all of them wait soon, and from looking for a change of the processors. In a
+// copy of this machine either is code that the emulator has to translate anew.
+const workerDebug = "GODEBUG=asyncpreemptoff=1,updatemaxprocs=0"
+
 // runWorker runs one worker to its end.
 func (s *supervisor) runWorker() error {
 	ours, theirs, err := socketPair()
@@ -111,7 +116,7 @@ func (s *supervisor) runWorker() error {
 	}
 	s.start++
 	pid, ended, err := s.reaper.start("/proc/self/exe", s.args, &syscall.ProcAttr{
-		Dir: "/", Env: os.Environ(), Files: []uintptr{0, 1, 2, theirs.Fd()},
+		Dir: "/", Env: append(os.Environ(), workerDebug), Files: []uintptr{0, 1, 2, theirs.Fd()},
 	})
 	theirs.Close()
 	if err != nil {

@@ -234,7 +234,8 @@ func (h *host) quiesce(f protocol.Freeze, key protocol.Key) *protocol.Quiesced {
 	h.t.Helper()
 	h.send(&protocol.Prepare{Freeze: f, Key: key})
 	d := expect[*protocol.Drained](h)
-	h.send(&protocol.AckPosition{Freeze: f, Position: d.Position})
+	// The guest may have ended the link before Send returns.
+	h.l.Send(h.t.Context(), &protocol.AckPosition{Freeze: f, Position: d.Position})
 	q := expect[*protocol.Quiesced](h)
 	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
 	defer cancel()

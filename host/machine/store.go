@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/memory"
 	"github.com/ratoon-project/ratoon/host/sandbox"
@@ -36,14 +38,25 @@ func (s *Store) Capture(ctx context.Context, vm sandbox.VM, want sandbox.Checkpo
 		return nil, err
 	}
 	c := &capture{e: s.e, pending: p, manifest: s.e.manifest(want, v)}
-	if err := v.machine.SaveState(ctx, p.StatePath()); err != nil {
+	// Both at once: a VMM saves the state of a stopped machine without a change
+	// of its memory, which its own migration has sent before that.
+	var delta *memory.Delta
+	var both errgroup.Group
+	both.Go(func() error {
+		if err := v.machine.SaveState(ctx, p.StatePath()); err != nil {
+			return fmt.Errorf("save device state: %w", err)
+		}
+		return nil
+	})
+	both.Go(func() (err error) {
+		if delta, err = memory.CreateDelta(ctx, v.PID(), v.base.Base, p.PagesPath()); err != nil {
+			return fmt.Errorf("copy memory: %w", err)
+		}
+		return nil
+	})
+	if err := both.Wait(); err != nil {
 		p.Discard()
-		return nil, fmt.Errorf("save device state: %w", err)
-	}
-	delta, err := memory.CreateDelta(ctx, v.PID(), v.base.Base, p.PagesPath())
-	if err != nil {
-		p.Discard()
-		return nil, fmt.Errorf("copy memory: %w", err)
+		return nil, err
 	}
 	c.manifest.Files.Pages.Runs = delta.Runs
 	for _, r := range delta.Runs {

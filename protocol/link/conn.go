@@ -21,7 +21,7 @@ var errEnded = errors.New("link has ended")
 // recordConn is a raw connection after its handshake: an io.ReadWriteCloser
 // for a yamux session, whose bytes travel in DATA records.
 //
-// One goroutine reads, one writes; End and Close may be called at any time.
+// One goroutine reads, one writes; stop and Close may be called at any time.
 type recordConn struct {
 	raw   net.Conn
 	stall time.Duration
@@ -41,6 +41,8 @@ type recordConn struct {
 	closing chan struct{} // closed by Close
 	once    sync.Once     // of Close
 	readErr atomic.Pointer[error]
+	rmu     sync.Mutex  // held over Close and a change of the read deadline
+	stopped atomic.Bool // by stop
 
 	// wmu is held across a write to the raw connection, which has a deadline.
 	wmu    sync.Mutex
@@ -91,6 +93,11 @@ func (c *recordConn) read(p []byte) (int, error) {
 // expect bounds the wait for the rest of something that has begun. A read may
 // wait for ever only between two frames.
 func (c *recordConn) expect(rest bool) {
+	c.rmu.Lock()
+	defer c.rmu.Unlock()
+	if isClosed(c.closing) {
+		return
+	}
 	if rest {
 		c.raw.SetReadDeadline(time.Now().Add(c.stall))
 	} else if c.deadline {
@@ -214,49 +221,51 @@ func (c *recordConn) writeOut() error {
 	return err
 }
 
-// end writes END; every later write fails. A header that waits for its body is
-// dropped. It is an error when a record could not be completed before.
-func (c *recordConn) end() error {
+// stop lets every later write fail, and Close keep the raw connection for end.
+// A header that waits for its body is dropped. It is an error when a record
+// could not be completed before.
+func (c *recordConn) stop() error {
 	<-c.ready
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	if c.closed != nil {
-		if errors.Is(c.closed, errEnded) {
-			return nil
-		}
+	if c.closed == nil {
+		c.closed = errEnded
+		c.stopped.Store(true)
+	}
+	if !errors.Is(c.closed, errEnded) {
 		return c.closed
-	}
-	c.closed = errEnded
-	record := make([]byte, recordHeader)
-	putHeader(record, recordEND, 0)
-	c.raw.SetWriteDeadline(time.Now().Add(c.stall))
-	// Before it is written: the peer may act on it at once.
-	p, marks := c.raw.(interface{ markEnded(bool) })
-	if marks {
-		p.markEnded(true)
-	}
-	if _, err := c.raw.Write(record); err != nil {
-		if marks {
-			p.markEnded(false)
-		}
-		c.closed = err
-		return err
 	}
 	return nil
 }
 
-func (c *recordConn) endWritten() bool {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	return errors.Is(c.closed, errEnded)
+// end writes END and closes the raw connection. It follows stop and Close.
+func (c *recordConn) end() error {
+	record := make([]byte, recordHeader)
+	putHeader(record, recordEND, 0)
+	if p, ok := c.raw.(interface {
+		end(record []byte, stall time.Duration)
+	}); ok {
+		p.end(record, c.stall)
+		return c.raw.Close()
+	}
+	c.raw.SetWriteDeadline(time.Now().Add(c.stall))
+	_, err := c.raw.Write(record)
+	return errors.Join(err, c.raw.Close())
 }
 
-// Close closes the raw connection, which interrupts a pending read and write.
+// Close interrupts a pending read and write and closes the raw connection,
+// after stop but for that.
 func (c *recordConn) Close() error {
 	var err error
 	c.once.Do(func() {
+		c.rmu.Lock()
+		defer c.rmu.Unlock()
 		close(c.closing)
-		err = c.raw.Close()
+		if c.stopped.Load() {
+			err = c.raw.SetReadDeadline(past)
+		} else {
+			err = c.raw.Close()
+		}
 	})
 	<-c.ready
 	return err

@@ -179,7 +179,7 @@ func (l *Link) watch(s *yamux.Session, c *recordConn, take func(*yamux.Stream)) 
 			continue // the stream was gone before it could be acknowledged
 		}
 		s.Close() // waits for both of the session's goroutines
-		if c.endWritten() {
+		if c.stopped.Load() {
 			return // End says how the link is over
 		}
 		if reason := c.failure(); reason != nil {
@@ -272,21 +272,26 @@ func (l *Link) over() error {
 	}
 }
 
-// End stops both multiplexers and writes END on both connections; no byte
-// follows it. The link is over then. An error means that END may be missing.
+// End closes the link and then writes END on both connections; no byte follows
+// it. An error means that END may be missing. On SerialPorts the next Accept
+// writes it.
 func (l *Link) End() error {
-	var wg sync.WaitGroup
-	var control, bulk error
-	wg.Go(func() { control = l.conns.control.end() })
-	bulk = l.conns.bulk.end()
-	wg.Wait()
-	err := errors.Join(control, bulk)
-	if err != nil {
-		err = fmt.Errorf("end link: %w", err)
-		l.fail(err)
-		return err
+	both := []*recordConn{l.conns.bulk, l.conns.control}
+	for _, c := range both {
+		if err := c.stop(); err != nil {
+			err = fmt.Errorf("end link: %w", err)
+			l.fail(err)
+			l.wg.Wait()
+			return err
+		}
 	}
 	l.fail(io.EOF)
+	l.wg.Wait()
+	for _, c := range both {
+		if err := c.end(); err != nil {
+			return fmt.Errorf("end link: %w", err)
+		}
+	}
 	return nil
 }
 

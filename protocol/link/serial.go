@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -129,11 +128,12 @@ func (p *SerialPorts) Close() error {
 type port struct {
 	file Port
 	turn chan struct{} // holds a token while a connection uses the port
-	// ended: the last thing written was END, or END is being written.
-	ended atomic.Bool
-	// early is the beginning of a link that the reader of the one before has
-	// read. Of the holder of the turn.
-	early []byte
+
+	// Of the holder of the turn: END, which is still to be written, and
+	// whether it was the last thing written.
+	owed  []byte
+	stall time.Duration
+	ended bool
 }
 
 func newPort(f Port) *port { return &port{file: f, turn: make(chan struct{}, 1)} }
@@ -144,18 +144,35 @@ func (p *port) take(ctx context.Context) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the link before: %w", context.Cause(ctx))
 	}
-	c := &portConn{port: p, early: p.early}
-	p.early = nil
+	c := &portConn{port: p}
 	err := p.file.SetDeadline(time.Time{})
-	if err == nil && p.ended.Load() && len(c.early) == 0 {
+	if err == nil && p.owed != nil {
+		err = p.writeEnd()
+	}
+	if err == nil && p.ended {
 		err = c.awaitHost(ctx)
 	}
 	if err != nil {
 		<-p.turn
 		return nil, err
 	}
-	p.ended.Store(false)
+	p.ended = false
 	return c, nil
+}
+
+// end lets END be the last thing written on this connection. The next one
+// writes it when it has nothing left to do but to wait for a host: the machine
+// may be captured from then on, and what is still to be done is done once more
+// in every copy, by code that its emulator has not translated yet.
+func (c *portConn) end(record []byte, stall time.Duration) {
+	c.port.owed, c.port.stall = record, stall
+}
+
+func (p *port) writeEnd() error {
+	p.file.SetWriteDeadline(time.Now().Add(p.stall))
+	_, err := p.file.Write(p.owed)
+	p.owed, p.ended = nil, err == nil
+	return errors.Join(err, p.file.SetWriteDeadline(time.Time{}))
 }
 
 // awaitHost returns when the host that was told END is gone, or another one
@@ -189,7 +206,7 @@ func (c *portConn) awaitHost(ctx context.Context) error {
 // writes, waits for them, and gives the port back.
 type portConn struct {
 	port *port
-	// early is what was read of this link before it was taken. Of the reader.
+	// early is what awaitHost read of this link. Of the reader.
 	early []byte
 
 	mu     sync.Mutex // guards closed, and deadlines against Close
@@ -230,19 +247,8 @@ func (c *portConn) Read(b []byte) (int, error) {
 		return n, c.done(nil)
 	}
 	n, err := c.port.file.Read(b)
-	if c.port.ended.Load() {
-		// A machine that is loaded from a capture goes on in the moment after
-		// END, with the reader of the old link still here.
-		if i := bytes.Index(b[:n], synMark); i >= 0 {
-			c.port.early = append([]byte(nil), b[i:n]...)
-			return 0, c.done(net.ErrClosed)
-		}
-	}
 	return n, c.done(err)
 }
-
-// markEnded says whether END is the last thing written.
-func (c *portConn) markEnded(yes bool) { c.port.ended.Store(yes) }
 
 // Write waits while no host is connected.
 func (c *portConn) Write(b []byte) (int, error) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -285,54 +284,33 @@ func TestSerialCloseInterrupts(t *testing.T) {
 	connectAndPing(t, s.Host()).Close()
 }
 
-// capturedPort is a port of a machine that is captured when END is out: its
-// write returns only after the machine was loaded again and a new host has
-// written, and its reader sees nothing of what was in between.
+// capturedPort is the port of a machine that is captured when the last END is
+// out: its write returns only after the machine was loaded again and a new host
+// has written.
 type capturedPort struct {
 	link.Port
-	end    atomic.Bool
 	loaded chan struct{}
-	once   sync.Once
 }
 
 func (p *capturedPort) Write(b []byte) (int, error) {
 	n, err := p.Port.Write(b)
 	if bytes.Equal(b, link.Record('E', nil)) {
-		p.end.Store(true)
 		<-p.loaded
 	}
 	return n, err
 }
 
-func (p *capturedPort) Read(b []byte) (int, error) {
-	for {
-		n, err := p.Port.Read(b)
-		switch {
-		case p.end.Load() && errors.Is(err, io.EOF) && !p.isLoaded():
-			time.Sleep(time.Millisecond)
-			continue
-		case p.end.Load() && n > 0:
-			p.once.Do(func() { close(p.loaded) })
-		}
-		return n, err
-	}
+// onceCarrier writes what begins a connection a single time, and tells then
+// that it has.
+type onceCarrier struct {
+	link.Carrier
+	said func()
 }
-
-func (p *capturedPort) isLoaded() bool {
-	select {
-	case <-p.loaded:
-		return true
-	default:
-		return false
-	}
-}
-
-// onceCarrier writes what begins a connection a single time.
-type onceCarrier struct{ link.Carrier }
 
 type onceConn struct {
 	net.Conn
-	said atomic.Bool
+	said func()
+	once atomic.Bool
 }
 
 func (c onceCarrier) Open(ctx context.Context, ch link.Channel) (net.Conn, error) {
@@ -340,45 +318,46 @@ func (c onceCarrier) Open(ctx context.Context, ch link.Channel) (net.Conn, error
 	if err != nil {
 		return nil, err
 	}
-	return &onceConn{Conn: conn}, nil
+	return &onceConn{Conn: conn, said: c.said}, nil
 }
 
 func (c *onceConn) Write(b []byte) (int, error) {
-	if bytes.HasPrefix(b, link.SYN(1, 2)[:4]) && c.said.Swap(true) {
+	if !bytes.HasPrefix(b, link.SYN(1, 2)[:4]) {
+		return c.Conn.Write(b)
+	}
+	if c.once.Swap(true) {
 		return len(b), nil
 	}
+	defer c.said()
 	return c.Conn.Write(b)
 }
 
-// The reader of the link before must not swallow the new host's SYN: waiting
-// for the next one would be most of what a restore takes.
+// Nothing of the link before may swallow the new host's SYN: waiting for the
+// next one would be most of what a restore takes.
 func TestSerialFirstSynAfterCapture(t *testing.T) {
 	t.Parallel()
 	s := linktest.NewSerial()
-	control := &capturedPort{Port: s.Port(link.Control), loaded: make(chan struct{})}
-	bulk := &capturedPort{Port: s.Port(link.Bulk), loaded: make(chan struct{})}
-	ports := link.NewSerialPorts(control, bulk)
+	loaded := make(chan struct{})
+	load := sync.OnceFunc(func() { close(loaded) })
+	ports := link.NewSerialPorts(&capturedPort{s.Port(link.Control), loaded}, s.Port(link.Bulk))
 	host, guest := linktest.Connect(t, s.Host(), ports, link.Options{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := guest.End(); err != nil {
 			t.Errorf("end: %v", err)
 		}
-		guest.Close()
 		startEcho(t, ports)
 	})
 	defer wg.Wait()
+	defer load()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := host.AwaitEnd(ctx); err != nil {
 		t.Fatal(err)
 	}
 	host.Close()
-	l, err := link.Connect(ctx, onceCarrier{s.Host()}, link.Options{})
+	l, err := link.Connect(ctx, onceCarrier{s.Host(), load}, link.Options{})
 	if err != nil {
-		for _, p := range []*capturedPort{control, bulk} {
-			p.once.Do(func() { close(p.loaded) })
-		}
 		t.Fatalf("connect: %v", err)
 	}
 	defer l.Close()
