@@ -188,7 +188,7 @@ func TestRefreshAndRemove(t *testing.T) {
 // checks that the next one cleans up and succeeds.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	for _, label := range []string{"image:fsync", "image:fsync#2", "image:manifest", "image:rename"} {
+	for _, label := range []string{"image:fsync", "image:fsync#2", "image:manifest", "image:stamp.rename", "image:rename"} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			_, opt := newCache(t)

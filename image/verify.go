@@ -2,10 +2,13 @@ package image
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/ratoon-project/ratoon/internal/fault"
 )
 
 // fileID changes whenever a file's content may have: the kernel sets ctime at
@@ -48,6 +51,9 @@ func writeStamp(dir string, files []FileSum) error {
 	tmp := filepath.Join(dir, fmt.Sprintf(".%s.%d", stampName, os.Getpid()))
 	if err := os.WriteFile(tmp, b, 0o644); err != nil {
 		return err
+	}
+	if err := fault.Point("image:stamp.rename"); err != nil {
+		return errors.Join(err, os.Remove(tmp))
 	}
 	return os.Rename(tmp, filepath.Join(dir, stampName))
 }

@@ -42,6 +42,27 @@ func labels(t testing.TB) map[string]int {
 	return count
 }
 
+// allSteps are the labels that a run of programs/faults.py passes;
+// TestEveryStepHasALabel holds the list to what it does pass.
+var allSteps = []string{
+	"checkpoint.base.begin", "checkpoint.base.durable.dir.fsync", "checkpoint.base.durable.parent.fsync",
+	"checkpoint.base.durable.ram.fsync", "checkpoint.base.durable.state.fsync", "checkpoint.base.import",
+	"checkpoint.base.manifest.write", "checkpoint.base.publish.rename", "checkpoint.begin", "checkpoint.durable.dir.fsync",
+	"checkpoint.durable.pages.fsync", "checkpoint.durable.parent.fsync", "checkpoint.durable.state.fsync",
+	"checkpoint.manifest.write", "checkpoint.publish.rename", "checkpoint.remove.rename", "checkpoint.remove.unlink",
+	"checkpoint.rewrite.dir.fsync", "checkpoint.rewrite.fsync", "checkpoint.rewrite.rename", "checkpoint.rewrite.write",
+	"journal.branch", "journal.branch.after", "journal.branched", "journal.branched.after", "journal.cancel", "journal.cancel.after",
+	"journal.cancelled", "journal.cancelled.after", "journal.collected", "journal.collected.after", "journal.create",
+	"journal.discard", "journal.discard.after", "journal.end", "journal.end.after", "journal.exited", "journal.exited.after",
+	"journal.finish", "journal.finish.after", "journal.intend", "journal.intend.after", "journal.left", "journal.left.after",
+	"journal.reserve", "journal.reserve-llm", "journal.reserve-llm.after", "journal.reserve.after", "journal.restore",
+	"journal.restore.after", "journal.restored", "journal.restored.after", "journal.settle-llm", "journal.settle-llm.after",
+	"journal.start", "journal.start.after", "journal.started", "journal.started.after", "journal.wave", "journal.wave.after",
+	"memory.apply", "memory.capture.write", "memory.copy.write", "qemu.start", "qemu.state.write",
+	"qmp.add-fd", "qmp.cont", "qmp.getfd", "qmp.migrate-incoming", "qmp.qmp_capabilities", "qmp.query-migrate",
+	"qmp.query-status", "qmp.remove-fd", "qmp.stop", "qmp.xen-save-devices-state",
+}
+
 // someSteps are what the normal run kills and fails at.
 var (
 	someKills = []string{"journal.started", "checkpoint.publish.rename", "journal.branch", "journal.branch.after", "journal.restore.after", "qmp.cont#2"}

@@ -24,6 +24,7 @@ readonly wanted=(
 	/usr/include/stdio.h=libc6-dev      # likewise
 	mkfs.xfs=xfsprogs                   # tests of reflinks
 	fusermount3=fuse3                   # tests of the workspace
+	strace=strace                       # tests of what is written when
 	python3=python3
 	'import ensurepip=python3-venv'
 )

@@ -50,6 +50,11 @@ func Open(path string, o Options) (*DB, error) {
 		file, err = os.OpenFile(name, flag, perm)
 		return file, err
 	}
+	if !o.Existing && !o.ReadOnly {
+		if err := fault.Point("journal.create"); err != nil {
+			return nil, fmt.Errorf("make journal %s: %w", path, err)
+		}
+	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: lockWait, ReadOnly: o.ReadOnly, OpenFile: open})
 	switch {
 	case errors.Is(err, bolt.ErrTimeout):
