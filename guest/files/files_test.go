@@ -234,6 +234,17 @@ func TestPutIsAtomic(t *testing.T) {
 	}
 }
 
+// An archive that a full disk cuts leaves whole files only.
+func TestTarLeavesNoHalfFile(t *testing.T) {
+	s, root := newServer(t)
+	defer fault.Set("files.tar.write", 2, fault.Error(syscall.ENOSPC))()
+	wantCode(t, "tar-in", do(t, s, protocol.FileRequest{Op: "tar-in", Path: "/"},
+		archive(t, entry{name: "whole", data: "x"}, entry{name: "half", data: "y"})), protocol.CodeDiskFull)
+	if diff := cmp.Diff([]string{"whole"}, names(t, root)); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
+	}
+}
+
 func TestFullDisk(t *testing.T) {
 	s, root := newServer(t)
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=1m"); err != nil {
