@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,6 +69,7 @@ type options struct {
 	flags []string  // of `ratoon run`, before --
 	// command is another binary, or the same one elsewhere.
 	command string
+	wrap    []string // runs the command
 	user    *syscall.Credential
 }
 
@@ -159,6 +161,10 @@ func start(t testing.TB, o options, argv ...string) *running {
 	program := o.command
 	if program == "" {
 		program = command(t)
+	}
+	if len(o.wrap) > 0 {
+		args = slices.Concat(o.wrap[1:], []string{program}, args)
+		program = o.wrap[0]
 	}
 	r := &running{cmd: exec.CommandContext(ctx, program, args...), cancel: cancel, done: make(chan struct{}),
 		stdout: &output{changed: make(chan struct{})}, stderr: &output{changed: make(chan struct{})}}

@@ -21,6 +21,14 @@ func faulty(state, spec string) options {
 	return options{state: state, flags: []string{"--llm", "echo"}, env: []string{fault.Env + "=" + spec}}
 }
 
+// faulty is the same in a place.
+func (p *place) faulty(spec string) options {
+	o := p.in
+	o.flags = []string{"--llm", "echo"}
+	o.env = append(slices.Clone(o.env), fault.Env+"="+spec)
+	return o
+}
+
 // labels are the labels that a run without faults passes, and how often.
 func labels(t testing.TB) map[string]int {
 	t.Helper()
@@ -74,12 +82,12 @@ func TestKill(t *testing.T) {
 	t.Parallel()
 	for _, at := range steps(t, someKills) {
 		t.Run(at, func(t *testing.T) {
-			state := privateState(t)
-			r := run(t, faulty(state, at+"=kill"), python(t, "faults.py")...)
+			p := newPlace(t)
+			r := run(t, p.faulty(at+"=kill"), python(t, "faults.py")...)
 			if r.signal != syscall.SIGKILL {
 				t.Fatalf("the run was not killed there: status %d\n%s%s", r.status, r.stdout, r.stderr)
 			}
-			checkAfterKill(t, state)
+			checkAfterKill(t, p)
 		})
 	}
 }
@@ -103,23 +111,24 @@ func steps(t *testing.T, sample []string) []string {
 
 // checkAfterKill holds that the next run starts, that every checkpoint loads,
 // and that nothing else is left.
-func checkAfterKill(t *testing.T, state string) {
+func checkAfterKill(t *testing.T, p *place) {
 	t.Helper()
-	awaitNobody(t, state)
-	list := listed(t, state)
-	if r := run(t, options{state: state}, "true"); r.status != 0 || r.stderr != "" {
+	awaitNobody(t, p.state)
+	list := listed(t, p.in)
+	if r := p.run(t, "run", "--", "true"); r.status != 0 || r.stderr != "" {
 		t.Errorf("the next run: status %d\n%s", r.status, r.stderr)
 	}
-	if again := listed(t, state); !slices.Equal(list, again) {
+	p.awaitAsBefore(t)
+	if again := listed(t, p.in); !slices.Equal(list, again) {
 		t.Errorf("the next run changed the checkpoints\nfrom %v\nto   %v", list, again)
 	}
 	for _, cp := range list {
-		r := run(t, options{state: state, args: []string{"run", "--from", string(cp.ID)}})
+		r := p.run(t, "run", "--from", string(cp.ID))
 		if r.status != 0 || r.stdout != "loaded\n" {
 			t.Errorf("%s checkpoint %q: status %d\n%s%s", cp.Class, cp.Label, r.status, r.stdout, r.stderr)
 		}
 	}
-	runs, err := filepath.Glob(filepath.Join(state, "runs", "*"))
+	runs, err := filepath.Glob(filepath.Join(p.state, "runs", "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,15 +142,15 @@ func checkAfterKill(t *testing.T, state string) {
 			}
 		}
 	}
-	awaitNobody(t, state)
 	for _, cp := range list {
-		if r := run(t, options{state: state, args: []string{"checkpoint", "rm", string(cp.ID)}}); r.status != 0 {
+		if r := p.run(t, "checkpoint", "rm", string(cp.ID)); r.status != 0 {
 			t.Errorf("checkpoint rm: status %d\n%s", r.status, r.stderr)
 		}
 	}
-	if left, _ := os.ReadDir(filepath.Join(state, "runs")); len(left) > 0 {
+	if left, _ := os.ReadDir(filepath.Join(p.state, "runs")); len(left) > 0 {
 		t.Errorf("left behind without checkpoints: %v", left)
 	}
+	p.awaitAsBefore(t)
 }
 
 // awaitNobody waits until no process has a file under dir open.
@@ -240,6 +249,67 @@ func TestKillMachine(t *testing.T) {
 	})
 }
 
+// TestKillMachineAtSteps ends VMM processes while the host stands at a
+// labelled step: the oldest one, and the newest. The program lives and is told,
+// or the run ends with a typed error; nothing is left, and what is published
+// loads.
+func TestKillMachineAtSteps(t *testing.T) {
+	t.Parallel()
+	for _, at := range steps(t, []string{"memory.capture.write#3", "journal.branch.after"}) {
+		for _, which := range []string{"oldest", "newest"} {
+			if which == "newest" && !long() {
+				continue
+			}
+			t.Run(at+"/"+which, func(t *testing.T) { killMachineAt(t, at, which) })
+		}
+	}
+}
+
+func killMachineAt(t *testing.T, at, which string) {
+	p := newPlace(t)
+	o := p.faulty(at + "=stop")
+	o.flags = append(o.flags, "--keep")
+	r := start(t, o, python(t, "faults.py")...)
+	r.awaitStopped(t)
+	pids := r.machines(t)
+	slices.SortFunc(pids, func(a, b int) int { return strings.Compare(started(t, a), started(t, b)) })
+	switch {
+	case which == "newest" && len(pids) < 2:
+		kill(t, r.cmd.Process.Pid)
+		return // the oldest is the newest, or there is none
+	case which == "newest":
+		kill(t, pids[len(pids)-1])
+	case len(pids) > 0:
+		kill(t, pids[0])
+	}
+	if err := syscall.Kill(r.cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	res := r.wait(t)
+	lives := res.status == 0 && strings.HasSuffix(res.stdout, "alive 0\n")
+	typed := res.status == 125 && strings.HasPrefix(res.stderr, "ratoon: ")
+	if !lives && !typed || strings.Contains(res.stdout, string(protocol.CodeInternal)) || strings.Contains(res.stderr, "defect") {
+		t.Errorf("status %d, signal %v\n%s%s", res.status, res.signal, res.stdout, res.stderr)
+	}
+	t.Logf("%d machines, status %d\n%s%s", len(pids), res.status, res.stdout, res.stderr)
+	checkAfterKill(t, p)
+}
+
+// awaitStopped waits until the process stands at its fault.
+func (r *running) awaitStopped(t *testing.T) {
+	t.Helper()
+	for {
+		if fields, err := stat(r.cmd.Process.Pid); err == nil && fields[0] == "T" {
+			return
+		}
+		select {
+		case <-r.done:
+			t.Fatalf("the run did not stop there\n%s%s", r.stdout, r.stderr)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
 func kill(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -253,13 +323,25 @@ func newest(t *testing.T, pids []int) int {
 	if len(pids) != 2 {
 		t.Fatalf("machines %v run, want 2", pids)
 	}
-	started := func(pid int) string {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, rest, _ := strings.Cut(string(b), ") ")
-		return fmt.Sprintf("%20s", strings.Fields(rest)[19])
+	return slices.MaxFunc(pids, func(a, b int) int { return strings.Compare(started(t, a), started(t, b)) })
+}
+
+// started sorts processes by their start.
+func started(t *testing.T, pid int) string {
+	t.Helper()
+	fields, err := stat(pid)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return slices.MaxFunc(pids, func(a, b int) int { return strings.Compare(started(a), started(b)) })
+	return fmt.Sprintf("%20s", fields[19])
+}
+
+// stat are the fields of /proc/PID/stat from the state on.
+func stat(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return strings.Fields(rest), nil
 }

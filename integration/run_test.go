@@ -22,9 +22,10 @@ type kept struct {
 }
 
 // listed lists the checkpoints of a state directory, "" being the shared one.
-func listed(t testing.TB, state string) (list []kept) {
+func listed(t testing.TB, o options) (list []kept) {
 	t.Helper()
-	out := succeed(t, options{state: state, args: []string{"checkpoint", "ls", "-o", "json"}})
+	o.args = []string{"checkpoint", "ls", "-o", "json"}
+	out := succeed(t, o)
 	if err := json.Unmarshal([]byte(out), &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -203,7 +204,7 @@ func TestKeep(t *testing.T) {
 	if out := succeed(t, options{flags: []string{"--keep"}}, "python3", "-c", keeping, label); out != "made ['before', 'after']\n" {
 		t.Errorf("output %q", out)
 	}
-	cp := find(t, listed(t, ""), label)
+	cp := find(t, listed(t, options{}), label)
 	id := string(cp.ID)
 	if out := ratoon(t, "checkpoint", "ls").stdout; !strings.Contains(out, id) || strings.Contains(out, "\x1b") {
 		t.Errorf("checkpoint ls prints %q", out)

@@ -27,7 +27,7 @@ func TestEveryStepHasALabel(t *testing.T) {
 		state := shortDir(t)
 		useKernelAndRoot(t, state)
 		traced(t, options{state: state, flags: []string{"--keep"}}, "python3", "-c", snapshotting)
-		list := listed(t, state)
+		list := listed(t, options{state: state})
 		if len(list) != 1 {
 			t.Fatalf("%d checkpoints are kept, want 1", len(list))
 		}
@@ -91,14 +91,9 @@ func traced(t testing.TB, o options, argv ...string) map[string]int {
 	t.Helper()
 	dir := t.TempDir()
 	labels, trace := filepath.Join(dir, "labels"), filepath.Join(dir, "trace")
-	args := o.args
-	if args == nil {
-		args = append(append(append([]string{"run"}, o.flags...), "--"), argv...)
-	}
-	o.args = append([]string{"-D", "-f", "-b", "execve", "-y", "-q", "-s", "80", "-e", "trace=" + stepCalls, "-o", trace, command(t)}, args...)
-	o.command = "strace"
+	o.wrap = []string{"strace", "-D", "-f", "-b", "execve", "-y", "-q", "-s", "80", "-e", "trace=" + stepCalls, "-o", trace}
 	o.env = append(slices.Clone(o.env), fault.EnvTrace+"="+labels)
-	succeed(t, o)
+	succeed(t, o, argv...)
 
 	f := openTrace(t, trace)
 	defer f.Close()

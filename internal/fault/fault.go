@@ -4,7 +4,8 @@
 // preceded by a Point. In normal runs a Point costs one map look-up and does
 // nothing. A test arms a label, in the process with Set or in a child process
 // by the environment (RATOON_FAULT="label=enospc,label2#3=kill"): the nth time
-// the label is passed (#n, default 1) the action happens. RATOON_FAULT_TRACE
+// the label is passed (#n, default 1) the action happens: kill ends the process,
+// stop halts it until SIGCONT, enospc and eio make the step fail. RATOON_FAULT_TRACE
 // names a file for the labels that a process passes.
 //
 // Safe for concurrent use.
@@ -14,11 +15,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Environment variables of a process.
@@ -41,6 +45,15 @@ func Error(err error) Action {
 func Kill(string) error {
 	syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
+}
+
+// Stop halts the process as SIGSTOP does; the step happens once somebody has
+// continued it.
+func Stop(string) error {
+	// To this very thread, so that the signal is taken before the call returns.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return unix.Tgkill(os.Getpid(), unix.Gettid(), syscall.SIGSTOP)
 }
 
 type armed struct {
@@ -76,7 +89,7 @@ func parse(spec string) error {
 		}
 		name, what, ok := strings.Cut(item, "=")
 		if !ok {
-			return fmt.Errorf("%q: want label[#n]=kill|enospc|eio", item)
+			return fmt.Errorf("%q: want label[#n]=kill|stop|enospc|eio", item)
 		}
 		label, num, has := strings.Cut(name, "#")
 		nth := 1
@@ -87,10 +100,10 @@ func parse(spec string) error {
 			}
 			nth = n
 		}
-		actions := map[string]Action{"kill": Kill, "enospc": Error(syscall.ENOSPC), "eio": Error(syscall.EIO)}
+		actions := map[string]Action{"kill": Kill, "stop": Stop, "enospc": Error(syscall.ENOSPC), "eio": Error(syscall.EIO)}
 		a, ok := actions[what]
 		if !ok {
-			return fmt.Errorf("%q: want kill, enospc or eio", item)
+			return fmt.Errorf("%q: want kill, stop, enospc or eio", item)
 		}
 		Set(label, nth, a)
 	}
