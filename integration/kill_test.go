@@ -74,7 +74,7 @@ var allSteps = []string{
 // someSteps are what the normal run kills and fails at.
 var (
 	someKills = []string{"journal.started", "checkpoint.publish.rename", "journal.branch", "journal.branch.after", "journal.restore.after", "qmp.cont#2"}
-	someFulls = []string{"memory.capture.write", "checkpoint.manifest.write", "journal.branch", "qemu.state.write#2"}
+	someFulls = []string{"memory.capture.write", "checkpoint.manifest.write", "journal.branch", "journal.exited", "qemu.state.write#2"}
 )
 
 // TestKill ends the host at labelled steps, as kill -9 does.
@@ -205,6 +205,26 @@ func TestNoSpace(t *testing.T) {
 			}
 			awaitNobody(t, state)
 		})
+	}
+}
+
+// late has a child that never ends.
+const late = `
+import ratoon, time
+b = ratoon.branch(1, timeout=2)
+if b.index is not None:
+    time.sleep(3600)
+for r in b.results():
+    print(r.error.code, flush=True)
+`
+
+// TestTimeoutOnFullDisk: a child's time is over once; that it cannot be
+// written then must not let the child live on.
+func TestTimeoutOnFullDisk(t *testing.T) {
+	t.Parallel()
+	o := options{env: []string{fault.Env + "=journal.cancel=enospc,journal.cancelled=enospc"}}
+	if out := succeed(t, o, "python3", "-c", late); out != "timeout\n" {
+		t.Errorf("output %q", out)
 	}
 }
 

@@ -429,7 +429,8 @@ func (s *Sandbox) expire(l LineRecord) {
 			return
 		}
 		why := protocol.Errorf(protocol.CodeTimeout, "the child ran until its time was over, at %v", l.Expires.UTC().Format(time.RFC3339))
-		if err := s.endSlot(s.ctx, l.Branch, l.Index, why); err != nil && s.ctx.Err() == nil {
+		err := s.insist(func() error { return s.endSlot(s.ctx, l.Branch, l.Index, why) })
+		if err != nil && s.ctx.Err() == nil {
 			s.log.Error("end a child at its timeout", "branch", l.Branch, "index", l.Index, "error", err)
 		}
 	})

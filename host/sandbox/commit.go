@@ -84,8 +84,14 @@ func (s *Sandbox) write(label string, f func(Tx) error) error {
 // record is commit for what has happened already and cannot be undone, such
 // as the death of a machine: it is written again until it is on disk.
 func (s *Sandbox) record(label string, f func(Tx) error, then ...func()) error {
+	return s.insist(func() error { return s.commit(label, f, then...) })
+}
+
+// insist does again what only a failed write has kept from happening: nobody
+// would ask for it a second time.
+func (s *Sandbox) insist(f func() error) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := s.commit(label, f, then...)
+		err := f()
 		if _, again := errors.AsType[unwritten](err); !again {
 			return err
 		}

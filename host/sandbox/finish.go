@@ -112,18 +112,21 @@ func unended(tx Tx) ([]protocol.TimelineID, error) {
 // callerExited ends a child whose program is gone without finish. For the
 // current timeline the owner of the sandbox decides.
 func (s *Sandbox) callerExited(t *timeline, m *protocol.CallerExited) {
-	if t.take(t.ctx) != nil {
-		return
-	}
-	defer t.release()
-	current, err := s.isCurrent(t)
-	if err != nil || current {
-		return
-	}
 	m.Status.Signal = m.Status.Signal[:min(len(m.Status.Signal), len("SIGRTMIN+15"))]
 	why := protocol.Errorf(protocol.CodeChildExited, "the child's program ended without finish (%s)", describe(m.Status)).
 		With("status", m.Status.Code).With("signal", m.Status.Signal).With("stderr", string(m.Stderr[:min(len(m.Stderr), protocol.MaxStderrTail)]))
-	if err := s.endLine(t.ctx, t, "journal.exited", protocol.ChildResult{Error: why}, why); err != nil {
+	// The guest tells it once: a disk that is full must not lose it.
+	err := s.insist(func() error {
+		if t.take(t.ctx) != nil {
+			return nil
+		}
+		defer t.release()
+		if current, err := s.isCurrent(t); err != nil || current {
+			return nil
+		}
+		return s.endLine(t.ctx, t, "journal.exited", protocol.ChildResult{Error: why}, why)
+	})
+	if err != nil && s.ctx.Err() == nil {
 		s.log.Error("end a child whose program exited", "timeline", t.id, "error", err)
 	}
 }
