@@ -12,7 +12,7 @@ VENV := .cache/venv
 PYTHON := $(CURDIR)/$(VENV)/bin/python
 
 # Real VMs take a CPU each; more test binaries at once than that only wait.
-GOTEST := $(GO) test -json -p 2 $(if $(RACE),-race) -timeout $(if $(RATOON_TEST_LONG),90m,35m)
+GOTEST := $(GO) test -json -p 2 $(if $(RACE),-race) -timeout $(if $(RATOON_TEST_LONG),150m,35m)
 REPORT := .cache/testreport -skips integration/expected-skips.txt $(if $(RATOON_TEST_STRICT),-strict)
 
 .PHONY: help setup build test test-go test-python test-all demo bench lint clean
