@@ -245,7 +245,7 @@ func (s *Sandbox) resumeOperations(ctx context.Context) error {
 		all.Go(func() { s.wakeMoved(r) })
 	}
 	for _, b := range bs {
-		s.rejoinBranch(b)
+		s.rejoinBranch(b, &all)
 	}
 	if err := s.expireAgain(); err != nil {
 		return err
@@ -375,7 +375,9 @@ func (s *Sandbox) rejoinRestore(t *timeline, r RestoreRecord) {
 	}
 }
 
-func (s *Sandbox) rejoinBranch(b BranchRecord) {
+// rejoinBranch goes on with a branch. Children that run already may have made
+// branches themselves, so they count as the other survivors do.
+func (s *Sandbox) rejoinBranch(b BranchRecord, survivors *sync.WaitGroup) {
 	var fresh []*timeline
 	for _, c := range b.Children {
 		t := s.timeline(c.Timeline)
@@ -383,7 +385,7 @@ func (s *Sandbox) rejoinBranch(b BranchRecord) {
 			continue
 		}
 		if s.thawedBefore(t) {
-			s.task(func() { s.rejoin(t) })
+			survivors.Go(func() { s.rejoin(t) })
 			continue
 		}
 		fresh = append(fresh, t)
