@@ -111,6 +111,6 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(map[string]any{
 		"id": "x", "object": "chat.completion", "model": body.Model,
 		"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": body.Model + ": " + answer}}},
-		"usage":   map[string]any{"prompt_tokens": 1, "completion_tokens": 1},
+		"usage":   map[string]any{"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25},
 	})
 }

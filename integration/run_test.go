@@ -254,6 +254,92 @@ print("parent", flush=True)
 	}
 }
 
+// TestPartialBranch: one of three children cannot be started.
+func TestPartialBranch(t *testing.T) {
+	t.Parallel()
+	const program = `
+import sys, ratoon
+try:
+    b = ratoon.branch(3, min_ok=int(sys.argv[1]))
+except ratoon.BranchFailed as e:
+    print(e.code, len(e.details["children"]))
+    sys.exit()
+if b.index is not None:
+    ratoon.finish(b.index)
+print(b.n, sorted("done" if r.ok else r.error.code for r in b.results()))
+`
+	for least, want := range map[string]string{"2": "3 ['child_lost', 'done', 'done']\n", "3": "branch_failed 1\n"} {
+		t.Run(least, func(t *testing.T) {
+			// The program's own machine is the first, its children follow.
+			o := options{env: []string{"RATOON_FAULT=qemu.start#4=eio"}}
+			if out := succeed(t, o, "python3", "-c", program, least); out != want {
+				t.Errorf("output %q, want %q", out, want)
+			}
+		})
+	}
+}
+
+// TestTerminal runs a program on a terminal and stops it there.
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	const spawn = `
+import fcntl, os, pty, struct, sys, termios
+pid, fd = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+os.write(fd, b"typed\n")
+while True:
+    try:
+        b = os.read(fd, 1024)
+    except OSError:
+        break
+    sys.stdout.buffer.write(b)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+`
+	const program = `
+import os, ratoon
+line = input()
+cp = ratoon.snapshot()
+if not cp.restored:
+    ratoon.restore(cp.id)
+size = os.get_terminal_size()
+print(os.isatty(0), os.isatty(1), size.lines, size.columns, line)
+`
+	r := run(t, options{wrap: []string{"python3", "-c", spawn}, flags: []string{"--tty"}}, "python3", "-c", program)
+	if want := "True True 33 77 typed\r\n"; r.status != 0 || strings.Count(r.stdout, want) != 1 {
+		t.Errorf("status %d, output %q, want one %q\n%s", r.status, r.stdout, want, r.stderr)
+	}
+}
+
+// TestModelBudgets: what a reply has cost counts before the next query.
+func TestModelBudgets(t *testing.T) {
+	t.Parallel()
+	for flag, want := range map[string]string{
+		"--llm-tokens=3": "2 over_budget llm_tokens\n", // each reply takes 2
+		"--llm-cost=0.4": "2 over_budget llm_cost\n",   // and 0.25
+	} {
+		t.Run(flag, func(t *testing.T) {
+			t.Parallel()
+			u := newUpstream(t)
+			o := u.options()
+			o.flags = append(o.flags, flag)
+			out := succeed(t, o, "python3", "-c", `
+import ratoon
+for n in range(5):
+    try:
+        ratoon.llm_query("q")
+    except ratoon.OverBudget as e:
+        print(n, e.code, e.details["budget"])
+        break
+`)
+			if out != want || u.total() != 2 {
+				t.Errorf("output %q after %d queries, want %q after 2", out, u.total(), want)
+			}
+		})
+	}
+}
+
 // TestAtTheLimit restores in a sandbox that may have no more machines.
 func TestAtTheLimit(t *testing.T) {
 	t.Parallel()
