@@ -179,6 +179,11 @@ func (a *Agent) do(e Effect) error {
 		if err := a.cfg.Fixer.Clock(e.Attach.Time, e.Attach.Clock); err != nil {
 			a.log.Warn("the clock was not corrected", keyError, err)
 		}
+	case Deliver:
+		a.tasks.Go(func() {
+			a.deliver(a.ctx)
+			a.step(func(m *Machine) []Effect { return m.Delivered(e.Key) })
+		})
 	case Answer:
 		a.answer(e)
 	case Notify:
@@ -200,6 +205,13 @@ func (a *Agent) stop(f protocol.Freeze) {
 		x, err := a.quiescer.Stop(ctx)
 		a.step(func(m *Machine) []Effect { return m.Stopped(f, x, err) })
 	})
+}
+
+// deliver waits until the host has what was printed.
+func (a *Agent) deliver(ctx context.Context) {
+	if a.cfg.Execs != nil {
+		a.cfg.Execs.Deliver(ctx)
+	}
 }
 
 func (a *Agent) arm(f protocol.Freeze) {

@@ -35,6 +35,9 @@ type (
 	}
 	// SetTime corrects the clock of a running machine.
 	SetTime struct{ Attach *protocol.Attach }
+	// Deliver waits, in the background, until the host has what programs have
+	// printed so far; Machine.Delivered follows.
+	Deliver struct{ Key protocol.Key }
 	// Answer gives a caller its outcome, without waiting for it to read.
 	Answer struct {
 		Caller  Caller
@@ -59,6 +62,7 @@ func (Send) effect()    {}
 func (End) effect()     {}
 func (Fix) effect()     {}
 func (SetTime) effect() {}
+func (Deliver) effect() {}
 func (Answer) effect()  {}
 func (Notify) effect()  {}
 func (Observe) effect() {}

@@ -46,6 +46,7 @@ type call struct {
 	args   []byte // dropped once sent
 	caller Caller
 	sent   bool
+	early  bool   // the host must have all output first
 	count  uint64 // thaws before the call
 }
 
@@ -198,8 +199,20 @@ func (m *Machine) Open(kind protocol.CallKind, args []byte, caller Caller) (prot
 	}
 	m.sequence++
 	key := protocol.Key{Timeline: m.rec.Timeline, Start: m.start, Sequence: m.sequence}
-	m.calls[key] = &call{kind: kind, args: args, caller: caller, count: m.rec.Count}
+	c := &call{kind: kind, args: args, caller: caller, count: m.rec.Count, early: kind == protocol.CallFinish}
+	m.calls[key] = c
+	if c.early { // the host ends the machine at once
+		return key, []Effect{Deliver{key}}, nil
+	}
 	return key, m.flush(), nil
+}
+
+// Delivered ends a Deliver: the call may be sent.
+func (m *Machine) Delivered(key protocol.Key) []Effect {
+	if c := m.calls[key]; c != nil {
+		c.early = false
+	}
+	return m.flush()
 }
 
 // Gone removes a call whose caller has given it up.
@@ -232,7 +245,7 @@ func (m *Machine) flush() []Effect {
 	}
 	var out []Effect
 	for _, key := range m.keys() {
-		if c := m.calls[key]; !c.sent {
+		if c := m.calls[key]; !c.sent && !c.early {
 			out = append(out, Send{&protocol.Call{Key: key, Kind: c.kind, Arguments: c.args}})
 			c.sent, c.args = true, nil
 		}

@@ -37,6 +37,8 @@ func showOne(e agent.Effect) string {
 		return fmt.Sprintf("keep %s seen=%d thawed=%d", e.Record.Timeline, e.Record.Seen, e.Record.Thawed)
 	case agent.Stop:
 		return fmt.Sprintf("stop %d", e.Freeze)
+	case agent.Deliver:
+		return fmt.Sprintf("deliver %d", e.Key.Sequence)
 	case agent.Arm:
 		return fmt.Sprintf("arm %d", e.Freeze)
 	case agent.Fix:
@@ -428,6 +430,40 @@ func TestCallsWaitForALinkAndForUsersToRun(t *testing.T) {
 	th := thaw(1, parent, protocol.Key{}, nil)
 	r.Receive(th)
 	r.want(r.Fixed(th), "notify 1 snapshot", "Resume", "send thawed 1 tl-parent", "send call 3 tree")
+}
+
+// The host ends the machine at a finish, so it is sent last.
+func TestFinishFollowsTheOutput(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, keep.Record{})
+	key, effects, _ := r.Open(protocol.CallFinish, nil, who(1))
+	r.want(effects, "deliver 1")
+	_, effects, _ = r.Open(protocol.CallTree, nil, who(2))
+	r.want(effects, "send call 2 tree")
+	r.LinkDown()
+	r.want(r.LinkUp(), "send hello running 0 pending=1")
+	r.want(r.Delivered(key), "send call 1 finish")
+	r.want(r.Delivered(key))
+
+	given, _, _ := r.Open(protocol.CallFinish, nil, who(1))
+	r.want(r.Gone(given))
+	r.want(r.Delivered(given))
+
+	key, _, _ = r.Open(protocol.CallFinish, nil, who(1))
+	r.Receive(&protocol.Prepare{Freeze: 1})
+	r.want(r.Delivered(key)) // users are being stopped
+	r.Stopped(1, protocol.Position{}, nil)
+	r.Receive(&protocol.AckPosition{Freeze: 1})
+	r.LinkDown()
+	r.LinkUp()
+	th := thaw(1, child, protocol.Key{}, nil)
+	r.Receive(th)
+	for _, e := range r.Fixed(th) {
+		if s, ok := e.(agent.Send); ok && s.Message.Type() == "call" {
+			t.Errorf("a copy sends a call of its original: %+v", s.Message)
+		}
+	}
+	r.want(r.Delivered(key))
 }
 
 func TestPendingCallsAreBounded(t *testing.T) {

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -24,6 +25,7 @@ type world struct {
 	pending  map[protocol.Key]bool
 	acked    protocol.Freeze // newest ack-position sent
 	fixing   bool
+	early    []protocol.Key // may not be sent yet
 }
 
 func (w *world) apply(effects []agent.Effect) {
@@ -52,11 +54,16 @@ func (w *world) apply(effects []agent.Effect) {
 			if w.ended && w.linked {
 				continue // dropped by the outbox
 			}
+			if c, ok := e.Message.(*protocol.Call); ok && slices.Contains(w.early, c.Key) {
+				w.Fatalf("call %v was sent before the output", c.Key)
+			}
 			if q, ok := e.Message.(*protocol.Quiesced); ok {
 				if _, next := effects[i+1].(agent.End); !next || q.Freeze != w.acked || !w.frozen || w.m.State() != protocol.StateQuiesced {
 					w.Fatalf("quiesced %d: acked %d, frozen %v, state %s", q.Freeze, w.acked, w.frozen, w.m.State())
 				}
 			}
+		case agent.Deliver:
+			w.early = append(w.early, e.Key)
 		case agent.End:
 			w.ended = true
 		case agent.Answer:
@@ -133,11 +140,19 @@ func TestMachineKeepsTheRules(t *testing.T) {
 				}
 			},
 			"open": func(t *rapid.T) {
-				key, effects, err := w.m.Open(protocol.CallTree, nil, who(1))
+				kind := rapid.SampledFrom([]protocol.CallKind{protocol.CallTree, protocol.CallFinish}).Draw(t, "kind")
+				key, effects, err := w.m.Open(kind, nil, who(1))
 				if err == nil {
 					w.pending[key] = true
 				}
 				w.apply(effects)
+			},
+			"delivered": func(t *rapid.T) {
+				if len(w.early) > 0 {
+					key := w.early[0]
+					w.early = w.early[1:]
+					w.apply(w.m.Delivered(key))
+				}
 			},
 			"gone": func(t *rapid.T) {
 				if w.m.State() == protocol.StateQuiesced {

@@ -44,6 +44,7 @@ func (a *Agent) watch(w *keep.Watch) {
 		if err != nil {
 			return
 		}
+		a.deliver(ctx) // the host ends the machine at once
 		a.step(func(m *Machine) []Effect { return m.Exited(o.watch, status, stderr) })
 	})
 }

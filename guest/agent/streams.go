@@ -20,6 +20,8 @@ type Execs interface {
 	Serve(ctx context.Context, open protocol.ExecOpen, s Stream)
 	// Offsets says how much output of each running program there is.
 	Offsets() []protocol.ExecOffsets
+	// Deliver waits until the host has what programs have written so far.
+	Deliver(ctx context.Context)
 	// CloseInputs ends the standard input of all programs: they belong to
 	// another line now, for which nobody types.
 	CloseInputs()

@@ -293,6 +293,32 @@ func (m *Manager) Pump(ctx context.Context) {
 	}
 }
 
+// unfollowed is how long Deliver waits for a host that is not attached: a link
+// was lost, or the machine is a copy that the host has yet to attach to.
+const unfollowed = 5 * time.Second
+
+// Deliver waits until the host has all that programs have written so far. It
+// waits as long as a host that is attached takes, since a program that prints
+// would too; it gives up on output that nobody follows, and when ctx ends.
+func (m *Manager) Deliver(ctx context.Context) {
+	began := time.Now()
+	written := map[*program][2]uint64{}
+	for _, p := range m.all() {
+		written[p] = p.written()
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		maps.DeleteFunc(written, func(p *program, to [2]uint64) bool { return p.delivered(to, began) })
+		if len(written) == 0 {
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // Offsets tells how much output exists of each program of which the host does
 // not know the whole. Between Quiesce and Resume it changes by Pump only.
 func (m *Manager) Offsets() []protocol.ExecOffsets {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -156,12 +157,58 @@ func (p *program) mark(o *output) {
 	o.conn.Control(func(fd uintptr) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		if err != nil {
-			n = 0
-		}
-		o.must = o.ring.end + uint64(n)
+		o.must = o.ring.end + o.queued(int(fd))
 	})
+}
+
+// queued is how much is in the pipe.
+func (o *output) queued(fd int) uint64 {
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	if err != nil {
+		return 0
+	}
+	return uint64(n)
+}
+
+// written is how much of each output exists, also in the pipes.
+func (p *program) written() (to [2]uint64) {
+	for i, o := range p.outs {
+		p.mu.Lock()
+		to[i] = o.ring.end
+		p.mu.Unlock()
+		if o.file == nil {
+			continue
+		}
+		// An error means that the file is closed, so that nothing is left in it.
+		o.conn.Control(func(fd uintptr) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			to[i] = o.ring.end + o.queued(int(fd))
+		})
+	}
+	return to
+}
+
+// delivered tells whether the host has the output up to some offsets, or will
+// not take it.
+func (p *program) delivered(to [2]uint64, since time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, o := range p.outs {
+		if o.ended || o.discard {
+			to[i] = min(to[i], o.ring.end) // no more will come
+		}
+	}
+	if p.outs[0].ring.base >= to[0] && p.outs[1].ring.base >= to[1] {
+		return true
+	}
+	if p.session != nil || p.held {
+		return false
+	}
+	if p.alone.After(since) {
+		since = p.alone
+	}
+	return time.Since(since) > unfollowed
 }
 
 func poke(c chan struct{}) {

@@ -292,3 +292,49 @@ func freeze(t *testing.T, root, state string) {
 	write(t, root+"/cgroup.freeze", state)
 	eventually(t, "frozen "+state, func() bool { return strings.Contains(readFile(root+"/cgroup.events"), "frozen "+state) })
 }
+
+// Deliver ends when the host has what was written before, also what lay in
+// the pipe, and not when more is printed meanwhile.
+func TestDeliver(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{RingSize: 16 << 10})
+	id := protocol.NewExecID()
+	h := attach(t, m, protocol.ExecOpen{ID: id, Start: shell("head -c 40000 /dev/zero; echo done >&2; exec cat /dev/zero")}, hostOptions{noAck: true})
+	h.until("a full ring", func() bool { return len(h.out[0]) == 16<<10 && len(h.out[1]) == 5 })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.Deliver(t.Context())
+	}()
+	for at := uint64(16 << 10); at <= 32<<10; at += 8 << 10 {
+		h.send(protocol.ExecFrame{Ack: &protocol.ExecAck{Stdout: at, Stderr: 5}})
+		h.until("more output", func() bool { return uint64(len(h.out[0])) == at+16<<10 })
+		select {
+		case <-done:
+			t.Fatalf("delivered, when the host has %d bytes of 40000", at)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	h.detach() // a lost link
+	h = attach(t, m, protocol.ExecOpen{ID: id, Stdout: 32 << 10, Stderr: 5}, hostOptions{})
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("not delivered, when the host has all that was written before")
+	}
+}
+
+// What nobody follows is not waited for.
+func TestDeliverToNobody(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, _ := start(t, m, shell("read x; echo unheard; exec sleep 1000"))
+	h.waitStarted()
+	m.Deliver(t.Context()) // nothing was printed
+	h.detach()
+	s := spec("sh", "-c", "echo unheard; exec sleep 1000")
+	h = attach(t, m, protocol.ExecOpen{ID: protocol.NewExecID(), Start: s}, hostOptions{noAck: true})
+	h.waitOutput("unheard")
+	h.detach()
+	m.Deliver(t.Context())
+}

@@ -329,6 +329,9 @@ func (p *program) hold() {
 func (p *program) unhold() {
 	p.mu.Lock()
 	p.held = false
+	if p.session == nil && !p.alone.IsZero() {
+		p.alone = time.Now() // a host attaches again after a capture
+	}
 	overdue := p.overdue
 	p.overdue = false
 	p.mu.Unlock()

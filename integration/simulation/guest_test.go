@@ -144,6 +144,8 @@ func (g *guest) perform(effects []agent.Effect) {
 			}
 		case agent.Fix:
 			g.fix(e.Thaw)
+		case agent.Deliver: // nothing is printed here
+			g.do(func(a *agent.Machine) []agent.Effect { return a.Delivered(e.Key) })
 		case agent.Answer:
 			g.answered(e)
 		}
