@@ -246,7 +246,8 @@ func (s *Sandbox) begin(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel(nil); s.tasks.Done() }, nil
 }
 
-// End ends every timeline and the sandbox; reason nil means as asked.
+// End ends every timeline and the sandbox; reason nil means as asked. While the
+// disk is full it goes on trying; Close ends that.
 func (s *Sandbox) End(reason *protocol.Error) error {
 	_, done, err := s.begin(s.ctx)
 	if err != nil {
@@ -256,9 +257,11 @@ func (s *Sandbox) End(reason *protocol.Error) error {
 	held := s.newTurns()
 	defer held.release()
 	var all []protocol.TimelineID
-	err = held.commit(s.ctx, "journal.end", unended, func(tx Tx, ids []protocol.TimelineID) error {
-		all = ids
-		return errors.Join(s.endTimelines(tx, all, reason), s.endSandbox(tx, reason))
+	err = s.insist(func() error {
+		return held.commit(s.ctx, "journal.end", unended, func(tx Tx, ids []protocol.TimelineID) error {
+			all = ids
+			return errors.Join(s.endTimelines(tx, all, reason), s.endSandbox(tx, reason))
+		})
 	})
 	if err != nil {
 		return err
