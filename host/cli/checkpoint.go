@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -154,7 +155,8 @@ func (g *global) removeCheckpoints(_ context.Context, names []string) error {
 	return errors.Join(errs...)
 }
 
-// removeCheckpoint removes one; with the last one its run directory goes.
+// removeCheckpoint removes one; with the last one that can be used its run
+// directory goes. What operations of a stopped sandbox refer to is no use.
 func (g *global) removeCheckpoint(dir *state.Dir, name string) error {
 	s, err := g.find(dir, name)
 	if err != nil {
@@ -175,7 +177,7 @@ func (g *global) removeCheckpoint(dir *state.Dir, name string) error {
 		return errors.Join(err, run.Close())
 	}
 	left, _, err := store.List()
-	if err == nil && len(left) == 0 {
+	if err == nil && !slices.ContainsFunc(left, func(m checkpoint.Manifest) bool { return m.Class != checkpoint.ClassInternal }) {
 		return run.Remove()
 	}
 	if err == nil {

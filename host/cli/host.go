@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/ratoon-project/ratoon/host/machine"
@@ -149,7 +150,7 @@ func sweepRun(ctx context.Context, run *state.Run, dir *state.Dir, driver *qemu.
 	if err := errors.Join(engine.SweepAll(ctx), engine.Close()); err != nil {
 		return errors.Join(err, run.Close())
 	}
-	if len(list) == 0 {
+	if !slices.ContainsFunc(list, func(c sandbox.Checkpoint) bool { return c.Class != sandbox.ClassInternal }) {
 		return run.Remove()
 	}
 	os.Remove(run.Socket())

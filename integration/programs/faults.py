@@ -40,7 +40,7 @@ def children():
     for r in results:
         print("result", r.index, r.result if r.ok else r.error.code, flush=True)
     if len(results) == 3 and results[1].ok:
-        step("adopt", b.adopt, 1, payload="come")
+        came_back(step("adopt", b.adopt, 1, payload="come"))
 
 
 def cancelled():
