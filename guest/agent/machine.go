@@ -199,12 +199,18 @@ func (m *Machine) Open(kind protocol.CallKind, args []byte, caller Caller) (prot
 	}
 	m.sequence++
 	key := protocol.Key{Timeline: m.rec.Timeline, Start: m.start, Sequence: m.sequence}
-	c := &call{kind: kind, args: args, caller: caller, count: m.rec.Count, early: kind == protocol.CallFinish}
+	c := &call{kind: kind, args: args, caller: caller, count: m.rec.Count, early: endsTimeline(kind)}
 	m.calls[key] = c
-	if c.early { // the host ends the machine at once
+	if c.early {
 		return key, []Effect{Deliver{key}}, nil
 	}
 	return key, m.flush(), nil
+}
+
+// endsTimeline tells whether the host ends the machine at a call, and with it
+// the output that it has not taken.
+func endsTimeline(kind protocol.CallKind) bool {
+	return kind == protocol.CallFinish || kind == protocol.CallRestore || kind == protocol.CallAdopt
 }
 
 // Delivered ends a Deliver: the call may be sent.

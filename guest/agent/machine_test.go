@@ -432,8 +432,9 @@ func TestCallsWaitForALinkAndForUsersToRun(t *testing.T) {
 	r.want(r.Fixed(th), "notify 1 snapshot", "Resume", "send thawed 1 tl-parent", "send call 3 tree")
 }
 
-// The host ends the machine at a finish, so it is sent last.
-func TestFinishFollowsTheOutput(t *testing.T) {
+// The host ends the machine at some calls, which are sent when it has the
+// output.
+func TestLastCallFollowsTheOutput(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, keep.Record{})
 	key, effects, _ := r.Open(protocol.CallFinish, nil, who(1))
@@ -464,6 +465,13 @@ func TestFinishFollowsTheOutput(t *testing.T) {
 		}
 	}
 	r.want(r.Delivered(key))
+
+	r = newRig(t, keep.Record{})
+	for i, kind := range []protocol.CallKind{protocol.CallRestore, protocol.CallAdopt} {
+		key, effects, _ := r.Open(kind, nil, who(1))
+		r.want(effects, fmt.Sprintf("deliver %d", i+1))
+		r.want(r.Delivered(key), fmt.Sprintf("send call %d %s", i+1, kind))
+	}
 }
 
 func TestPendingCallsAreBounded(t *testing.T) {

@@ -140,7 +140,7 @@ func TestMachineKeepsTheRules(t *testing.T) {
 				}
 			},
 			"open": func(t *rapid.T) {
-				kind := rapid.SampledFrom([]protocol.CallKind{protocol.CallTree, protocol.CallFinish}).Draw(t, "kind")
+				kind := rapid.SampledFrom([]protocol.CallKind{protocol.CallTree, protocol.CallFinish, protocol.CallRestore}).Draw(t, "kind")
 				key, effects, err := w.m.Open(kind, nil, who(1))
 				if err == nil {
 					w.pending[key] = true
