@@ -104,8 +104,9 @@ func startGuest(t *testing.T, change func(*guest, *agent.Config)) *guest {
 	g.stop = cancel
 	a := agent.New(cfg)
 	go func() { g.done <- a.Run(ctx) }()
-	for { // the listener is there when the socket is
-		if _, err := os.Stat(g.socket); err == nil {
+	for { // the socket is there a moment before it listens
+		if c, err := net.Dial("unix", g.socket); err == nil {
+			c.Close()
 			break
 		}
 		time.Sleep(time.Millisecond)
