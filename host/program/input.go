@@ -105,6 +105,7 @@ func (in *input) feed(st Stream, t protocol.TimelineID, at int64, ended <-chan s
 		if isClosed(ended) {
 			return
 		}
+		at = max(at, in.start) // a guest may say that it took what it was not sent
 		data := append([]byte(nil), in.buf[at-in.start:]...)
 		end := in.end
 		offset := uint64(at - in.base[t])

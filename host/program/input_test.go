@@ -118,6 +118,30 @@ func (counting) Read(b []byte) (int, error) {
 
 // A guest that counts what it was never given ends its own program's
 // following, nothing else.
+// A guest that says it took what was read here and not yet sent to it.
+func TestInputTakenUnsent(t *testing.T) {
+	t.Parallel()
+	r, w := io.Pipe()
+	st, done := run(t, r, first)
+	st[0].put(started(0))
+	const total = 1000
+	for range total + 1 { // each byte is kept when the next is read
+		if _, err := w.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // the second is looked at after the first
+		st[0].put(taken(total))
+	}
+	w.Close()
+	for !st[0].input(t).End {
+	}
+	st[0].put(exited)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestInputLies(t *testing.T) {
 	t.Parallel()
 	for name, lie := range map[string][]protocol.ExecFrame{
