@@ -7,62 +7,73 @@ import (
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// reading says what a guest's monotonic clock showed at some moment between
-// two of the host's.
+// reading is what is known of a guest's monotonic clock: it showed guest at a
+// moment, and 0 between two of the host's, in Unix nanoseconds.
 type reading struct {
-	guest         int64
-	after, before time.Time
+	guest     int64
+	low, high int64
+	at        time.Time // of the newest look; zero: none
 }
 
-func (r reading) none() bool          { return r.before.IsZero() }
-func (r reading) span() time.Duration { return r.before.Sub(r.after) }
+// read is a look that began and ended at these moments of the host's.
+func read(guest int64, began, ended time.Time) reading {
+	return reading{guest, began.UnixNano() - guest, ended.UnixNano() - guest, ended}
+}
 
-// wall is the middle of the span in Unix nanoseconds.
-func (r reading) wall() int64 { return r.after.Add(r.span() / 2).UnixNano() }
+// and is what both say; the clocks run alike. After a step of the host's the
+// newer one counts.
+func (r reading) and(newer reading) reading {
+	if r.at.IsZero() || newer.at.Sub(r.at) > clockAge {
+		return newer
+	}
+	both := newer
+	both.low, both.high = max(r.low, newer.low), min(r.high, newer.high)
+	if both.low > both.high {
+		return newer
+	}
+	return both
+}
+
+func (r reading) span() time.Duration { return time.Duration(r.high - r.low) }
+
+// wall is the host's time in Unix nanoseconds when the clock showed guest.
+func (r reading) wall() int64 { return r.guest + r.low + (r.high-r.low)/2 }
 
 const (
-	// clockSpan is how long the span may be: half of it is the error.
+	// clockSpan is how much may be unknown: half of it is the error.
 	clockSpan = 40 * time.Millisecond
 	// clockAge is for how long a reading is used: a machine may have been
 	// paused since.
 	clockAge = time.Second
 	// clockTries ends the asking where the host is too busy for a good answer.
-	clockTries = 4
+	clockTries = 8
 )
 
-// readClock returns a recent reading of the guest's clock, the best of a few if
-// they take long.
+// readClock returns a recent reading of the guest's clock; where messages take
+// long, of several looks.
 func (ss *session) readClock(ctx context.Context) (reading, error) {
-	best := ss.clock
-	if time.Since(best.before) > clockAge {
-		best = reading{}
-	}
-	for try := 0; try < clockTries && (best.none() || best.span() > clockSpan); try++ {
+	for try := 0; try < clockTries && (time.Since(ss.clock.at) > clockAge || ss.clock.span() > clockSpan); try++ {
 		r, err := ss.ping(ctx)
 		if err != nil {
 			return reading{}, err
 		}
-		if best.none() || r.span() < best.span() {
-			best = r
-		}
+		ss.clock = ss.clock.and(r)
 	}
-	ss.clock = best
-	return best, nil
+	return ss.clock, nil
 }
 
 func (ss *session) ping(ctx context.Context) (reading, error) {
 	ss.pings++
-	r := reading{after: time.Now()}
+	began := time.Now()
 	if err := ss.link.Send(ctx, &protocol.Ping{N: ss.pings}); err != nil {
-		return r, err
+		return reading{}, err
 	}
 	m, err := ss.await(ctx, func(m protocol.Message) bool {
 		p, ok := m.(*protocol.Pong)
 		return ok && p.N == ss.pings
 	})
 	if err != nil {
-		return r, err
+		return reading{}, err
 	}
-	r.guest, r.before = m.(*protocol.Pong).Clock, time.Now()
-	return r, nil
+	return read(m.(*protocol.Pong).Clock, began, time.Now()), nil
 }

@@ -81,7 +81,7 @@ func (s *Sandbox) dialOnce(ctx context.Context, vm VM) (*session, error) {
 		link.Close()
 		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "guest speaks protocol %d (release %s), host %d", hello.Version, hello.Release, protocol.Version)
 	}
-	ss := &session{link: link, hello: hello, clock: reading{hello.Clock, began, time.Now()}, inbox: make(chan protocol.Message, inboxSize), done: make(chan struct{})}
+	ss := &session{link: link, hello: hello, clock: read(hello.Clock, began, time.Now()), inbox: make(chan protocol.Message, inboxSize), done: make(chan struct{})}
 	s.task(func() { ss.read(s.ctx) })
 	return ss, nil
 }
