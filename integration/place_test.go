@@ -63,7 +63,7 @@ func newPlace(t testing.TB) *place {
 	}
 	t.Cleanup(func() { in.Close(); cmd.Wait() })
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Skipf("make a mount namespace: %v: allow mounts", err)
+		t.Skipf("make a mount namespace: %v: run where mounts are allowed", err)
 	}
 	p := &place{state: dir, holder: cmd.Process.Pid, in: options{
 		state: "/mnt", command: "/media/ratoon", env: []string{"RATOON_AGENTD=/media/agentd"},

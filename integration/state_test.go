@@ -123,7 +123,7 @@ func smallDisk(t *testing.T, size string) string {
 	needRoot(t, "mounts a small file system")
 	dir := shortDir(t)
 	if err := syscall.Mount("ratoon-test", dir, "tmpfs", 0, "mode=711,size="+size); err != nil {
-		t.Skipf("mount a tmpfs: %v: allow mounts", err)
+		t.Skipf("mount a tmpfs: %v: run where mounts are allowed", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, 0); err != nil {
@@ -300,7 +300,7 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount(filepath.Join(shared, "cache"), filepath.Join(state, "cache"), "", syscall.MS_BIND, ""); err != nil {
-		t.Skipf("mount the cache: %v: allow mounts", err)
+		t.Skipf("mount the cache: %v: run where mounts are allowed", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(filepath.Join(state, "cache"), 0) })
 	if err := os.Mkdir(filepath.Join(state, "runs"), 0o711); err != nil {

@@ -76,7 +76,7 @@ func (a *Agent) serveLink(ctx context.Context, l Link) error {
 	})
 	cancel()
 	if out.finished() {
-		err = l.End()
+		err = l.End() // how the link broke after that says nothing
 	}
 	err = errors.Join(err, l.Close())
 	tasks.Wait()

@@ -58,7 +58,7 @@ func testRoot(t *testing.T, cache *image.Cache) string {
 	}
 	root, err := cache.Builtin(t.Context(), image.BuiltinOptions{})
 	if err != nil {
-		t.Skipf("no guest image: %v", err)
+		t.Skipf("no guest image: %v: run `make setup`, with access to Debian's packages", err)
 	}
 	return root.Path
 }
@@ -75,7 +75,7 @@ func startVM(t *testing.T, cmdline string) *vm {
 	cache := image.New(image.Options{Dir: cacheDir(t)})
 	kernel, err := cache.Kernel(t.Context())
 	if err != nil {
-		t.Skipf("no guest kernel: %v", err)
+		t.Skipf("no guest kernel: %v: run `make setup`, with access to Debian's packages", err)
 	}
 	root := testRoot(t, cache)
 	dir, err := os.MkdirTemp("", "vm") // short, for the sockets

@@ -42,9 +42,9 @@ func Host(files Files) *Fixer {
 // minEntropy is what a thaw must bring: 256 bits, the size of the kernel's key.
 const minEntropy = 32
 
-// Fix applies t: clock, entropy, identity, in that order. newTimeline says that this is a copy and not the
-// machine that was captured: only a copy gets another boot id, a machine that
-// runs on has not booted again.
+// Fix applies t: clock, entropy, identity, in that order. newTimeline says that
+// this is a copy and not the machine that was captured: only a copy gets another
+// boot id, a machine that runs on has not booted again.
 func (f *Fixer) Fix(t *protocol.Thaw, newTimeline bool) error {
 	if len(t.Entropy) < minEntropy {
 		return fmt.Errorf("reseed the kernel: %d bytes of entropy, want at least %d", len(t.Entropy), minEntropy)
@@ -81,8 +81,7 @@ func (f *Fixer) wall(wall, clock int64) time.Time { return time.Unix(0, wall+f.M
 // was wall, in Unix nanoseconds, at the given monotonic clock.
 func (f *Fixer) Clock(wall, clock int64) error {
 	want := f.wall(wall, clock)
-	// Round(0): compare wall clocks, not the monotonic readings.
-	if d := want.Sub(f.Now().Round(0)); d.Abs() < minStep {
+	if d := want.Sub(f.Now()); d.Abs() < minStep {
 		return nil
 	}
 	if err := f.SetClock(want); err != nil {

@@ -12,7 +12,7 @@ import (
 type reading struct {
 	guest     int64
 	low, high int64
-	at        time.Time // of the newest look; zero: none
+	at        time.Time // of the newest look
 }
 
 // read is a look that began and ended at these moments of the host's.
@@ -23,7 +23,7 @@ func read(guest int64, began, ended time.Time) reading {
 // and is what both say; the clocks run alike. After a step of the host's the
 // newer one counts.
 func (r reading) and(newer reading) reading {
-	if r.at.IsZero() || newer.at.Sub(r.at) > clockAge {
+	if newer.at.Sub(r.at) > clockAge {
 		return newer
 	}
 	both := newer

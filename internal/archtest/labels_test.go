@@ -90,12 +90,14 @@ func literal(e ast.Expr) (string, bool) {
 }
 
 // called is the last part of the name of what a call calls.
-func called(c *ast.CallExpr) string {
-	switch f := c.Fun.(type) {
+func called(c *ast.CallExpr) string { return lastName(c.Fun) }
+
+func lastName(e ast.Expr) string {
+	switch e := e.(type) {
 	case *ast.Ident:
-		return f.Name
+		return e.Name
 	case *ast.SelectorExpr:
-		return f.Sel.Name
+		return e.Sel.Name
 	}
 	return ""
 }
@@ -200,17 +202,11 @@ func (s *source) arguments(own *dir, in *ast.FuncDecl, at, n int) (out []string)
 			if called(c) != in.Name.Name || len(c.Args) < n-1 || len(c.Args) <= at {
 				return
 			}
-			switch arg := c.Args[at].(type) {
-			case *ast.FuncLit: // another function of that name
-			case *ast.SelectorExpr:
-				if arg.Sel.Name != "ctx" {
-					out = append(out, s.values(d, from, arg)...)
-				}
-			default:
-				if !isIdent(arg, "ctx") {
-					out = append(out, s.values(d, from, arg)...)
-				}
+			arg := c.Args[at]
+			if _, other := arg.(*ast.FuncLit); other || lastName(arg) == "ctx" {
+				return // another function of that name
 			}
+			out = append(out, s.values(d, from, arg)...)
 		})
 	}
 	return out

@@ -221,7 +221,7 @@ func (c *recordConn) writeOut() error {
 	return err
 }
 
-// stop lets every later write fail, and Close keep the raw connection for end.
+// stop lets every later write fail, and Close keep the raw connection open.
 // A header that waits for its body is dropped. It is an error when a record
 // could not be completed before.
 func (c *recordConn) stop() error {
@@ -238,19 +238,22 @@ func (c *recordConn) stop() error {
 	return nil
 }
 
-// end writes END and closes the raw connection. It follows stop and Close.
+// delayer is a raw connection that writes END itself, at a better time.
+type delayer interface {
+	end(record []byte, stall time.Duration)
+}
+
+// end writes END. It follows stop and Close.
 func (c *recordConn) end() error {
 	record := make([]byte, recordHeader)
 	putHeader(record, recordEND, 0)
-	if p, ok := c.raw.(interface {
-		end(record []byte, stall time.Duration)
-	}); ok {
+	if p, ok := c.raw.(delayer); ok {
 		p.end(record, c.stall)
-		return c.raw.Close()
+		return nil
 	}
 	c.raw.SetWriteDeadline(time.Now().Add(c.stall))
 	_, err := c.raw.Write(record)
-	return errors.Join(err, c.raw.Close())
+	return err
 }
 
 // Close interrupts a pending read and write and closes the raw connection,

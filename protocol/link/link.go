@@ -277,20 +277,21 @@ func (l *Link) over() error {
 // writes it.
 func (l *Link) End() error {
 	both := []*recordConn{l.conns.bulk, l.conns.control}
-	for _, c := range both {
-		if err := c.stop(); err != nil {
-			err = fmt.Errorf("end link: %w", err)
-			l.fail(err)
-			l.wg.Wait()
-			return err
-		}
+	err := errors.Join(both[0].stop(), both[1].stop())
+	if err == nil {
+		l.fail(io.EOF)
+	} else {
+		l.fail(fmt.Errorf("end link: %w", err))
 	}
-	l.fail(io.EOF)
 	l.wg.Wait()
 	for _, c := range both {
-		if err := c.end(); err != nil {
-			return fmt.Errorf("end link: %w", err)
+		if err == nil {
+			err = c.end()
 		}
+		c.raw.Close() // which a Close after stop has left open
+	}
+	if err != nil {
+		return fmt.Errorf("end link: %w", err)
 	}
 	return nil
 }

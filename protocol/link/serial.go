@@ -160,6 +160,8 @@ func (p *port) take(ctx context.Context) (net.Conn, error) {
 	return c, nil
 }
 
+var _ delayer = (*portConn)(nil)
+
 // end lets END be the last thing written on this connection. The next one
 // writes it when it has nothing left to do but to wait for a host: the machine
 // may be captured from then on, and what is still to be done is done once more

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -364,6 +365,46 @@ func TestSerialFirstSynAfterCapture(t *testing.T) {
 	if err := ping(ctx, l, 1); err != nil {
 		t.Errorf("ping: %v", err)
 	}
+}
+
+// brokenPort is a port whose writes fail from a moment on, each after a while.
+type brokenPort struct {
+	link.Port
+	broken  atomic.Bool
+	writing chan struct{}
+	fail    chan struct{}
+}
+
+func (p *brokenPort) Write(b []byte) (int, error) {
+	if !p.broken.Load() {
+		return p.Port.Write(b)
+	}
+	p.writing <- struct{}{}
+	<-p.fail
+	return 0, syscall.EIO
+}
+
+// An End that comes to nothing on one port gives both back.
+func TestSerialEndFails(t *testing.T) {
+	t.Parallel()
+	s := linktest.NewSerial()
+	control := &brokenPort{Port: s.Port(link.Control), writing: make(chan struct{}), fail: make(chan struct{})}
+	ports := link.NewSerialPorts(control, s.Port(link.Bulk))
+	host, guest := linktest.Connect(t, s.Host(), ports, link.Options{})
+	control.broken.Store(true)
+	go guest.Send(t.Context(), &protocol.Pong{})
+	<-control.writing
+	ended := make(chan error)
+	go func() { ended <- guest.End() }()
+	time.Sleep(20 * time.Millisecond) // it waits for the write
+	control.broken.Store(false)
+	close(control.fail)
+	host.Close()
+	if err := <-ended; err == nil {
+		t.Error("END follows a record that was cut")
+	}
+	startEcho(t, ports)
+	connectAndPing(t, s.Host()).Close()
 }
 
 func TestFindPort(t *testing.T) {
