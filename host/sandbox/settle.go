@@ -32,9 +32,10 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 		return nil, err
 	}
 	t.detach()
-	if err := ss.link.Send(ctx, &protocol.Prepare{Freeze: f, Key: key}); err != nil {
-		return nil, protocol.Errorf(protocol.CodePrepareFailed, "send prepare: %v", err)
-	}
+	// Errors of Send say nothing here: the guest may have answered and ended
+	// the link before Send has returned. What it said, or that the link is lost,
+	// comes next.
+	ss.link.Send(ctx, &protocol.Prepare{Freeze: f, Key: key})
 	for {
 		m, err := ss.await(ctx, func(protocol.Message) bool { return true })
 		if protocol.CodeOf(err) == protocol.CodeUnavailable {
@@ -49,8 +50,6 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 			if m.Freeze != f {
 				continue
 			}
-			// The guest may have answered and ended the link before Send has
-			// returned, which is then an error; what it said comes next.
 			ss.link.Send(ctx, &protocol.AckPosition{Freeze: f, Position: m.Position})
 		case *protocol.PrepareFailed:
 			if m.Freeze == f {
