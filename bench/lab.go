@@ -96,6 +96,7 @@ type box struct {
 	lab    *lab
 	run    *state.Run
 	engine *machine.Engine
+	store  *machine.Store
 	sb     *sandbox.Sandbox
 	lines  *program.Lines
 	first  program.Line
@@ -109,12 +110,13 @@ func (l *lab) open(ctx context.Context, mib int64, limits sandbox.Limits) (*box,
 		return nil, err
 	}
 	b := &box{trace: &trace{}, lab: l, run: run}
-	b.engine, err = machine.New(ctx, machine.Options{Driver: tracedDriver{l.driver, b.trace}, Boot: l.boot, Dir: run.Path,
-		Cache: l.dir.Templates(), MemoryBytes: mib << 20, CPUs: 1, Log: l.log})
+	b.engine, err = machine.New(ctx, machine.Options{Driver: tracedDriver{l.driver, b.trace}, Dir: run.Path,
+		Cache: l.dir.Templates(), Log: l.log})
 	if err != nil {
 		return nil, errors.Join(err, run.Remove())
 	}
-	template, err := b.engine.Template(ctx, func(stage string) { l.say("%s", stage) })
+	machines := b.engine.Kind(machine.Kind{Boot: l.boot, MemoryBytes: mib << 20})
+	template, err := machines.Template(ctx, func(stage string) { l.say("%s", stage) })
 	if err != nil {
 		return nil, errors.Join(err, b.close())
 	}
@@ -125,7 +127,8 @@ func (l *lab) open(ctx context.Context, mib int64, limits sandbox.Limits) (*box,
 		}
 	})
 	id := protocol.NewSandboxID()
-	deps := b.deps(sandbox.Deps{Machines: b.engine, Checkpoints: b.engine.Store(), Journal: run.Journal.Sandbox(id), Observe: b.lines.Observe, Log: l.log})
+	b.store = machines.Checkpoints(id)
+	deps := b.deps(sandbox.Deps{Machines: machines, Checkpoints: b.store, Journal: run.Journal.Sandbox(id), Observe: b.lines.Observe, Log: l.log})
 	began := time.Now()
 	b.sb, err = sandbox.Start(ctx, deps, id, sandbox.Spec{Template: template, MemoryBytes: mib << 20, Limits: limits})
 	if err != nil {

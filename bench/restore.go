@@ -41,7 +41,7 @@ func measureRestore(ctx context.Context, l *lab, r *report) (err error) {
 		"depth", "in the checkpoint", "restore p50", "of it load")
 	var x, y []float64
 	for _, depth := range depths {
-		cp, err := b.engine.Store().Get(ctx, ids[depth])
+		cp, err := b.store.Get(ctx, ids[depth])
 		if err != nil {
 			return err
 		}

@@ -24,6 +24,7 @@ type private struct {
 	dir    *state.Dir
 	files  *state.Run
 	engine *machine.Engine
+	kind   *machine.Machines
 	log    *slog.Logger
 }
 
@@ -47,11 +48,11 @@ func openPrivate(ctx context.Context, g *global, memory int64, cpus int) (*priva
 	if err != nil {
 		return nil, err
 	}
-	engine, err := machine.New(ctx, machine.Options{Driver: driver, Boot: boot, Dir: run.Path, Cache: dir.Templates(), MemoryBytes: memory, CPUs: cpus, Log: log})
+	engine, err := machine.New(ctx, machine.Options{Driver: driver, Dir: run.Path, Cache: dir.Templates(), Log: log})
 	if err != nil {
 		return nil, errors.Join(err, run.Remove())
 	}
-	return &private{dir, run, engine, log}, nil
+	return &private{dir, run, engine, engine.Kind(machine.Kind{Boot: boot, MemoryBytes: memory, CPUs: cpus}), log}, nil
 }
 
 // close ends the host; keep leaves its directory.
@@ -133,17 +134,18 @@ func sweepRun(ctx context.Context, run *state.Run, dir *state.Dir, driver *qemu.
 	if err != nil {
 		return errors.Join(err, run.Close())
 	}
+	machines := engine.Kind(machine.Kind{})
 	for _, id := range ids {
 		if rest, err := sandbox.AtRest(run.Journal.Sandbox(id), id); err == nil && rest {
 			continue
 		}
-		sb, err := sandbox.Recover(ctx, sandbox.Deps{Machines: engine, Checkpoints: engine.Store(), Journal: run.Journal.Sandbox(id), Log: log}, id)
+		sb, err := sandbox.Recover(ctx, sandbox.Deps{Machines: machines, Checkpoints: machines.Checkpoints(id), Journal: run.Journal.Sandbox(id), Log: log}, id)
 		if err != nil {
 			return errors.Join(fmt.Errorf("recover %s: %w", run.Path, err), engine.Close(), run.Close())
 		}
 		sb.Close()
 	}
-	list, err := engine.Store().List(ctx)
+	list, err := engine.List(ctx)
 	if err != nil {
 		return errors.Join(err, engine.Close(), run.Close())
 	}

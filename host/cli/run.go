@@ -180,7 +180,7 @@ func (r *running) start(ctx context.Context, broker *llm.Broker, spec sandbox.Sp
 	if r.options.from != "" {
 		spec.Template, err = r.importCheckpoint(ctx, r.options.from)
 	} else {
-		spec.Template, err = r.engine.Template(ctx, func(stage string) { fmt.Fprintln(r.err, "ratoon: "+stage) })
+		spec.Template, err = r.kind.Template(ctx, func(stage string) { fmt.Fprintln(r.err, "ratoon: "+stage) })
 	}
 	if err != nil {
 		return 0, err
@@ -195,11 +195,11 @@ func (r *running) start(ctx context.Context, broker *llm.Broker, spec sandbox.Sp
 		r.children.start(l)
 	})
 	r.children.lines = lines
-	deps := sandbox.Deps{Machines: r.engine, Checkpoints: r.engine.Store(), Observe: lines.Observe, Log: r.private.log}
+	id := protocol.NewSandboxID()
+	deps := sandbox.Deps{Machines: r.kind, Checkpoints: r.kind.Checkpoints(id, spec.Template), Observe: lines.Observe, Log: r.private.log}
 	if broker != nil {
 		deps.Models = models{broker}
 	}
-	id := protocol.NewSandboxID()
 	deps.Journal = r.files.Journal.Sandbox(id)
 	sb, err := sandbox.Start(ctx, deps, id, spec)
 	if err != nil {
@@ -346,7 +346,7 @@ func (r *running) importCheckpoint(ctx context.Context, name string) (protocol.C
 		if path == r.files.Path {
 			continue
 		}
-		found, err := r.engine.Import(ctx, path, id)
+		found, err := r.kind.Import(ctx, path, id)
 		if err != nil {
 			return "", err
 		}

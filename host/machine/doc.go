@@ -2,9 +2,14 @@
 // driver, guest RAM, the checkpoint store and the template cache behind the
 // coordinator's interfaces.
 //
-//	engine, err := machine.New(machine.Options{Driver: qemu.New(...), Dir: runDir, Cache: cacheDir, Spec: spec})
-//	template, err := engine.Template(ctx, progress)
-//	sb, err := sandbox.Start(ctx, sandbox.Deps{Machines: engine, Checkpoints: engine.Store(), ...}, sandbox.Spec{Template: template})
+//	engine, err := machine.New(ctx, machine.Options{Driver: qemu.New(...), Dir: runDir, Cache: cacheDir})
+//	machines := engine.Kind(machine.Kind{Boot: boot, MemoryBytes: 256 << 20})
+//	template, err := machines.Template(ctx, progress)
+//	deps := sandbox.Deps{Machines: machines, Checkpoints: machines.Checkpoints(id), ...}
+//	sb, err := sandbox.Start(ctx, deps, id, sandbox.Spec{Template: template})
+//
+// One Engine serves all sandboxes of a run directory: machines of every kind
+// share its bases, and each sandbox sees its own checkpoints.
 //
 // # Concurrency
 //

@@ -1,5 +1,11 @@
 package machine
 
+import (
+	"testing"
+
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
 // For tests.
 var (
 	FreeUID     = freeUID
@@ -15,8 +21,8 @@ const (
 	CountUID = countUID
 )
 
-// Key names the engine's template.
-func (e *Engine) Key() string { return e.key() }
+// Key names the kind's template.
+func (m *Machines) Key() string { return m.key() }
 
 // Users is how many machines map each open base.
 func (e *Engine) Users() map[string]int {
@@ -27,4 +33,14 @@ func (e *Engine) Users() map[string]int {
 		out[string(id)] = b.users
 	}
 	return out
+}
+
+// BeginCapture starts to write a checkpoint, until it is discarded.
+func BeginCapture(t *testing.T, m *Machines) (discard func()) {
+	t.Helper()
+	p, err := m.store.Begin(protocol.NewCheckpointID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Discard
 }

@@ -13,24 +13,24 @@ import (
 func Describe(m checkpoint.Manifest) sandbox.Checkpoint { return fromManifest(m) }
 
 // Import takes a checkpoint of another run directory, with its base, into
-// this engine's store. It reports whether that run has it.
-func (e *Engine) Import(ctx context.Context, run string, id protocol.CheckpointID) (bool, error) {
-	other, err := checkpoint.Open(run, checkpoint.Options{ReadOnly: true, Log: e.log})
+// this engine's store; its machines are of this kind. It reports whether that run has it.
+func (m *Machines) Import(ctx context.Context, run string, id protocol.CheckpointID) (bool, error) {
+	other, err := checkpoint.Open(run, checkpoint.Options{ReadOnly: true, Log: m.log})
 	if err != nil {
 		return false, err
 	}
-	m, err := other.Get(id)
+	found, err := other.Get(id)
 	if errors.Is(err, protocol.Errorf(protocol.CodeUnknownCheckpoint, "")) {
 		return false, nil
 	}
 	if err != nil {
 		return true, err
 	}
-	if err := m.Compatible(e.platform()); err != nil {
+	if err := found.Compatible(m.platform()); err != nil {
 		return true, err
 	}
-	if err := e.store.ImportBase(ctx, other, m.Base); err != nil {
+	if err := m.store.ImportBase(ctx, other, found.Base); err != nil {
 		return true, err
 	}
-	return true, e.store.Import(ctx, other, id)
+	return true, m.store.Import(ctx, other, id)
 }

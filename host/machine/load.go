@@ -23,30 +23,30 @@ type source struct {
 }
 
 // Load implements sandbox.Machines.
-func (e *Engine) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, error) {
-	src, err := e.source(ctx, r)
+func (m *Machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM, error) {
+	src, err := m.source(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	v, err := e.start(ctx, r.VM, src)
+	v, err := m.start(ctx, r.VM, src)
 	if err != nil {
-		e.closeBase(src.id, src.base)
+		m.closeBase(src.id, src.base)
 		return nil, err
 	}
 	return v, nil
 }
 
-func (e *Engine) start(ctx context.Context, id protocol.VMID, src source) (*VM, error) {
-	dir, uid, err := e.makeDir(id)
+func (m *Machines) start(ctx context.Context, id protocol.VMID, src source) (*VM, error) {
+	dir, uid, err := m.makeDir(id)
 	if err != nil {
 		return nil, err
 	}
-	m, err := e.driver.Load(ctx, e.spec(dir, uid), vmm.Image{Base: src.base.Base, Delta: src.delta, State: src.state})
+	vm, err := m.driver.Load(ctx, m.spec(dir, uid), vmm.Image{Base: src.base.Base, Delta: src.delta, State: src.state})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	v := &VM{engine: e, id: id, dir: dir, machine: m, base: src.base, baseID: src.id}
-	if err := m.Resume(ctx); err != nil {
+	v := &VM{machines: m, id: id, dir: dir, machine: vm, base: src.base, baseID: src.id}
+	if err := vm.Resume(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("un-pause loaded machine: %w", err), v.end())
 	}
 	return v, nil
@@ -175,16 +175,15 @@ func (e *Engine) flatten(ctx context.Context, m checkpoint.Manifest, src source,
 	return p.Publish(ctx, checkpoint.BaseManifest{ID: id, From: checkpoint.Origin{Base: src.id, Checkpoint: m.ID}})
 }
 
-// Adopt implements sandbox.Machines. Machines of this engine end with its
-// process, so there is never one to adopt.
-func (e *Engine) Adopt(context.Context, sandbox.VMRecord) (sandbox.VM, error) { return nil, nil }
-
-// Sweep implements sandbox.Machines.
-func (e *Engine) Sweep(ctx context.Context, r sandbox.VMRecord) error {
-	if r.PID > 0 && memory.Alive(r.PID, r.StartTime) {
-		if err := killAndWait(ctx, r.PID, r.StartTime); err != nil {
-			return err
+// forget lets go of what was made of a checkpoint that is gone.
+func (e *Engine) forget(id protocol.CheckpointID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d := e.moves[id]; d != nil {
+		select {
+		case <-d.done:
+			delete(e.moves, id)
+		default: // its maker forgets it, or opens it
 		}
 	}
-	return os.RemoveAll(e.vmDir(r.ID))
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,16 @@ type driver struct {
 	stuck atomic.Bool // Resume
 	loads atomic.Int64
 	alive atomic.Int64
+
+	mu     sync.Mutex // guards what follows
+	loaded []vmm.Spec
+}
+
+// specs are what was loaded.
+func (d *driver) specs() []vmm.Spec {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.loaded)
 }
 
 func (d *driver) Info(context.Context) (vmm.Info, error) { return d.info, nil }
@@ -45,6 +56,9 @@ func (d *driver) Boot(context.Context, vmm.Spec, string) (vmm.VM, error) {
 
 func (d *driver) Load(_ context.Context, s vmm.Spec, i vmm.Image) (vmm.VM, error) {
 	d.loads.Add(1)
+	d.mu.Lock()
+	d.loaded = append(d.loaded, s)
+	d.mu.Unlock()
 	if d.fail.Load() {
 		return nil, errors.New("no load")
 	}
@@ -84,10 +98,12 @@ func (v *vm) Kill(context.Context) error {
 const (
 	base = protocol.BaseID("ba-aaaaaaaaaaaaaaaa")
 	from = protocol.CheckpointID("cp-bbbbbbbbbbbbbbbb")
+	// owner is the sandbox that has it.
+	owner = protocol.SandboxID("sb-dddddddddddddddd")
 )
 
 // engine has one base and a checkpoint of 64 KiB on it.
-func engine(t *testing.T, d *driver) (*machine.Engine, string) {
+func engine(t *testing.T, d vmm.Driver) (*machine.Machines, string) {
 	t.Helper()
 	dir := t.TempDir()
 	store, err := checkpoint.Open(dir, checkpoint.Options{})
@@ -105,12 +121,12 @@ func engine(t *testing.T, d *driver) (*machine.Engine, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := checkpoint.Manifest{ID: from, Class: checkpoint.ClassNamed, Created: time.Now(), Sandbox: protocol.NewSandboxID(), Timeline: protocol.NewTimelineID(),
+	m := checkpoint.Manifest{ID: from, Class: checkpoint.ClassNamed, Created: time.Now(), Sandbox: owner, Timeline: protocol.NewTimelineID(),
 		Line: protocol.NewLineID(), Node: "0", Freeze: 2, Base: base}
 	if err := errors.Join(os.WriteFile(p.PagesPath(), nil, 0o600), os.WriteFile(p.StatePath(), []byte("state"), 0o600), p.Publish(t.Context(), m)); err != nil {
 		t.Fatal(err)
 	}
-	e, err := machine.New(t.Context(), machine.Options{Driver: d, Dir: dir, Cache: filepath.Join(dir, "cache"), MemoryBytes: 1 << 20})
+	e, err := machine.New(t.Context(), machine.Options{Driver: d, Dir: dir, Cache: filepath.Join(dir, "cache")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +135,7 @@ func engine(t *testing.T, d *driver) (*machine.Engine, string) {
 			t.Error(err)
 		}
 	})
-	return e, dir
+	return e.Kind(machine.Kind{MemoryBytes: 1 << 20}), dir
 }
 
 func left(t *testing.T, dir string) []string {
@@ -234,7 +250,7 @@ func TestDerive(t *testing.T) {
 		if err := v.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		if err := e.Store().Sweep(t.Context()); err != nil {
+		if err := e.Checkpoints(owner).Sweep(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -253,33 +269,32 @@ func TestDerive(t *testing.T) {
 func TestKey(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	key := func(change func(*machine.Options, *driver)) string {
+	key := func(change func(*machine.Kind, *driver)) string {
 		t.Helper()
 		d := &driver{info: vmm.Info{Name: "n", Version: "v", Accel: "a", CPUModel: "c", Machine: "m", Cmdline: "l"}}
-		o := machine.Options{Driver: d, Dir: filepath.Join(dir, "run"), Cache: filepath.Join(dir, "cache"), MemoryBytes: 1 << 28, CPUs: 1,
-			Boot: machine.Boot{Kernel: "k", KernelDigest: "kd", Initrd: "i", InitrdDigest: "id", Rootfs: "r", RootfsDigest: "rd", Cmdline: "c"}}
-		change(&o, d)
-		e, err := machine.New(t.Context(), o)
+		k := machine.Kind{MemoryBytes: 1 << 28, CPUs: 1, Boot: machine.Boot{Kernel: "k", KernelDigest: "kd", Initrd: "i", InitrdDigest: "id", Rootfs: "r", RootfsDigest: "rd", Cmdline: "c"}}
+		change(&k, d)
+		e, err := machine.New(t.Context(), machine.Options{Driver: d, Dir: filepath.Join(dir, "run"), Cache: filepath.Join(dir, "cache")})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return e.Key()
+		return e.Kind(k).Key()
 	}
-	seen := map[string]string{key(func(*machine.Options, *driver) {}): "nothing"}
-	for name, change := range map[string]func(*machine.Options, *driver){
-		"memory":       func(o *machine.Options, _ *driver) { o.MemoryBytes *= 2 },
-		"cpus":         func(o *machine.Options, _ *driver) { o.CPUs++ },
-		"kernel":       func(o *machine.Options, _ *driver) { o.Boot.KernelDigest += "x" },
-		"initrd":       func(o *machine.Options, _ *driver) { o.Boot.InitrdDigest += "x" },
-		"image":        func(o *machine.Options, _ *driver) { o.Boot.RootfsDigest += "x" },
-		"cmdline":      func(o *machine.Options, _ *driver) { o.Boot.Cmdline += "x" },
-		"vmm":          func(_ *machine.Options, d *driver) { d.info.Name += "x" },
-		"vmm version":  func(_ *machine.Options, d *driver) { d.info.Version += "x" },
-		"accelerator":  func(_ *machine.Options, d *driver) { d.info.Accel += "x" },
-		"cpu":          func(_ *machine.Options, d *driver) { d.info.CPUModel += "x" },
-		"devices":      func(_ *machine.Options, d *driver) { d.info.Machine += "x" },
-		"vmm's line":   func(_ *machine.Options, d *driver) { d.info.Cmdline += "x" },
-		"shifted text": func(o *machine.Options, _ *driver) { o.Boot.KernelDigest, o.Boot.InitrdDigest = "kdi", "d" },
+	seen := map[string]string{key(func(*machine.Kind, *driver) {}): "nothing"}
+	for name, change := range map[string]func(*machine.Kind, *driver){
+		"memory":       func(o *machine.Kind, _ *driver) { o.MemoryBytes *= 2 },
+		"cpus":         func(o *machine.Kind, _ *driver) { o.CPUs++ },
+		"kernel":       func(o *machine.Kind, _ *driver) { o.Boot.KernelDigest += "x" },
+		"initrd":       func(o *machine.Kind, _ *driver) { o.Boot.InitrdDigest += "x" },
+		"image":        func(o *machine.Kind, _ *driver) { o.Boot.RootfsDigest += "x" },
+		"cmdline":      func(o *machine.Kind, _ *driver) { o.Boot.Cmdline += "x" },
+		"vmm":          func(_ *machine.Kind, d *driver) { d.info.Name += "x" },
+		"vmm version":  func(_ *machine.Kind, d *driver) { d.info.Version += "x" },
+		"accelerator":  func(_ *machine.Kind, d *driver) { d.info.Accel += "x" },
+		"cpu":          func(_ *machine.Kind, d *driver) { d.info.CPUModel += "x" },
+		"devices":      func(_ *machine.Kind, d *driver) { d.info.Machine += "x" },
+		"vmm's line":   func(_ *machine.Kind, d *driver) { d.info.Cmdline += "x" },
+		"shifted text": func(o *machine.Kind, _ *driver) { o.Boot.KernelDigest, o.Boot.InitrdDigest = "kdi", "d" },
 	} {
 		k := key(change)
 		if same, ok := seen[k]; ok {
@@ -287,7 +302,7 @@ func TestKey(t *testing.T) {
 		}
 		seen[k] = name
 	}
-	moved := key(func(o *machine.Options, _ *driver) { o.Boot.Kernel, o.Boot.Initrd, o.Boot.Rootfs = "x", "y", "z" })
+	moved := key(func(o *machine.Kind, _ *driver) { o.Boot.Kernel, o.Boot.Initrd, o.Boot.Rootfs = "x", "y", "z" })
 	if seen[moved] != "nothing" {
 		t.Error("the key depends on where files lie")
 	}

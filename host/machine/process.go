@@ -90,17 +90,3 @@ func killAndWait(ctx context.Context, pid int, start uint64) error {
 	}
 	return nil
 }
-
-// SweepAll removes the directories of machines that have no record, as a
-// template's. Their processes ended with the host process that made them.
-func (e *Engine) SweepAll(context.Context) error {
-	dirs, err := filepath.Glob(filepath.Join(e.dir, "vm", "*"))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, d := range dirs {
-		errs = append(errs, os.RemoveAll(d))
-	}
-	return errors.Join(errs...)
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,11 +17,20 @@ import (
 // captureRoom is the least free space with which a capture is begun.
 const captureRoom = 64 << 20
 
-// Store is the engine's checkpoints as the coordinator sees them.
-type Store struct{ e *Engine }
+// Store is the checkpoints of one sandbox as its coordinator sees them.
+type Store struct {
+	m       *Machines
+	sandbox protocol.SandboxID
+	also    []protocol.CheckpointID
+}
 
-// Store returns the checkpoints.
-func (e *Engine) Store() *Store { return &Store{e} }
+var _ sandbox.Checkpoints = (*Store)(nil)
+
+// Checkpoints returns the checkpoints of one sandbox, with the templates, and
+// those of other sandboxes from which it may start.
+func (m *Machines) Checkpoints(id protocol.SandboxID, also ...protocol.CheckpointID) *Store {
+	return &Store{m, id, also}
+}
 
 // capture is a sandbox.Capture.
 type capture struct {
@@ -33,11 +43,11 @@ type capture struct {
 // Capture implements sandbox.Checkpoints.
 func (s *Store) Capture(ctx context.Context, vm sandbox.VM, want sandbox.Checkpoint) (sandbox.Capture, error) {
 	v := vm.(*VM)
-	p, err := s.e.store.Begin(want.ID)
+	p, err := s.m.store.Begin(want.ID)
 	if err != nil {
 		return nil, err
 	}
-	c := &capture{e: s.e, pending: p, manifest: s.e.manifest(want, v)}
+	c := &capture{e: s.m.Engine, pending: p, manifest: v.machines.manifest(want, v)}
 	// Both at once: a VMM saves the state of a stopped machine without a change
 	// of its memory, which its own migration has sent before that.
 	var delta *memory.Delta
@@ -65,12 +75,13 @@ func (s *Store) Capture(ctx context.Context, vm sandbox.VM, want sandbox.Checkpo
 	return c, nil
 }
 
-func (e *Engine) manifest(c sandbox.Checkpoint, v *VM) checkpoint.Manifest {
+func (m *Machines) manifest(c sandbox.Checkpoint, v *VM) checkpoint.Manifest {
+	b := m.kind.Boot
 	return checkpoint.Manifest{ID: c.ID, Class: checkpoint.Class(c.Class), Label: c.Label, Created: c.Created,
-		Sandbox: c.Sandbox, Timeline: c.Timeline, Line: c.Line, Node: c.Node, Parent: e.parent(c.Parent), Key: c.Key, Kind: c.Kind, Freeze: c.Freeze,
-		DurableWanted: c.DurableWanted, Position: c.Position, Execs: c.Execs, VMM: e.vmmOf(),
-		Machine: checkpoint.Machine{MemoryBytes: e.memory, CPUs: e.cpus}, KernelDigest: e.boot.KernelDigest, InitrdDigest: e.boot.InitrdDigest,
-		ImageDigest: e.boot.RootfsDigest, ProtocolVersion: protocol.Version, Base: v.baseID}
+		Sandbox: c.Sandbox, Timeline: c.Timeline, Line: c.Line, Node: c.Node, Parent: m.parent(c.Parent), Key: c.Key, Kind: c.Kind, Freeze: c.Freeze,
+		DurableWanted: c.DurableWanted, Position: c.Position, Execs: c.Execs, VMM: m.vmmOf(),
+		Machine: m.shape(), KernelDigest: b.KernelDigest, InitrdDigest: b.InitrdDigest,
+		ImageDigest: b.RootfsDigest, ProtocolVersion: protocol.Version, Base: v.baseID}
 }
 
 // parent leaves out a template, which is no checkpoint.
@@ -107,53 +118,96 @@ func fromManifest(m checkpoint.Manifest) sandbox.Checkpoint {
 
 // Durable implements sandbox.Checkpoints.
 func (s *Store) Durable(ctx context.Context, id protocol.CheckpointID) error {
-	return s.e.store.MakeDurable(ctx, id)
+	if err := s.own(id); err != nil {
+		return err
+	}
+	return s.m.store.MakeDurable(ctx, id)
 }
 
 // Get implements sandbox.Checkpoints.
 func (s *Store) Get(_ context.Context, id protocol.CheckpointID) (sandbox.Checkpoint, error) {
-	if base, ok := s.e.templateBase(id); ok {
-		return s.e.templateCheckpoint(base)
+	if base, ok := s.m.templateBase(id); ok {
+		return s.m.templateCheckpoint(base)
 	}
-	m, err := s.e.store.Get(id)
+	m, err := s.m.store.Get(id)
 	if err != nil {
 		return sandbox.Checkpoint{}, err
 	}
-	if err := m.Compatible(s.e.platform()); err != nil {
+	if m.Sandbox != s.sandbox && !slices.Contains(s.also, id) {
+		return sandbox.Checkpoint{}, unknown(id)
+	}
+	if err := m.Compatible(s.m.platform()); err != nil {
 		return sandbox.Checkpoint{}, err
 	}
 	return fromManifest(m), nil
 }
 
+// own refuses the checkpoints of other sandboxes. What cannot be read is
+// nobody's, and left to the store to judge.
+func (s *Store) own(id protocol.CheckpointID) error {
+	if m, err := s.m.store.Get(id); err == nil && m.Sandbox != s.sandbox {
+		return unknown(id)
+	}
+	return nil
+}
+
+func unknown(id protocol.CheckpointID) error {
+	return protocol.Errorf(protocol.CodeUnknownCheckpoint, "checkpoint %s does not exist", id)
+}
+
 // Check implements sandbox.Checkpoints.
 func (s *Store) Check(ctx context.Context, id protocol.CheckpointID) error {
-	return s.e.store.Check(ctx, id)
+	if !slices.Contains(s.also, id) {
+		if err := s.own(id); err != nil {
+			return err
+		}
+	}
+	return s.m.store.Check(ctx, id)
 }
 
 // SetClass implements sandbox.Checkpoints.
 func (s *Store) SetClass(_ context.Context, id protocol.CheckpointID, c sandbox.Class) error {
-	return s.e.store.SetClass(id, checkpoint.Class(c))
+	if err := s.own(id); err != nil {
+		return err
+	}
+	return s.m.store.SetClass(id, checkpoint.Class(c))
 }
 
 // Remove implements sandbox.Checkpoints.
 func (s *Store) Remove(_ context.Context, id protocol.CheckpointID) error {
-	if err := s.e.store.Remove(id); err != nil {
+	if err := s.own(id); err != nil {
 		return err
 	}
-	return s.sweepBases()
-}
-
-// sweepBases drops the bases that were made from checkpoints and serve nobody.
-func (s *Store) sweepBases() error {
-	_, err := s.e.store.SweepBases(func(m checkpoint.BaseManifest) bool { return m.From.Template != "" })
-	return err
+	if err := s.m.store.Remove(id); err != nil {
+		return err
+	}
+	s.m.forget(id)
+	return s.m.sweepBases()
 }
 
 // List implements sandbox.Checkpoints.
-func (s *Store) List(context.Context) ([]sandbox.Checkpoint, error) {
-	list, damaged, err := s.e.store.List()
+func (s *Store) List(ctx context.Context) ([]sandbox.Checkpoint, error) {
+	all, err := s.m.List(ctx)
+	return slices.DeleteFunc(all, func(c sandbox.Checkpoint) bool { return c.Sandbox != s.sandbox }), err
+}
+
+// Sweep implements sandbox.Checkpoints. What never became a checkpoint is
+// removed once for all sandboxes.
+func (s *Store) Sweep(ctx context.Context) error {
+	if err := s.m.Recover(ctx); err != nil {
+		return err
+	}
+	return s.m.sweepBases()
+}
+
+// Room implements sandbox.Checkpoints.
+func (s *Store) Room(context.Context) error { return s.m.store.Room(captureRoom) }
+
+// List is the checkpoints of all sandboxes, oldest first.
+func (e *Engine) List(context.Context) ([]sandbox.Checkpoint, error) {
+	list, damaged, err := e.store.List()
 	for _, d := range damaged {
-		s.e.log.Warn("damaged checkpoint", "checkpoint", d.ID, "error", d.Err)
+		e.log.Warn("damaged checkpoint", "checkpoint", d.ID, "error", d.Err)
 	}
 	out := make([]sandbox.Checkpoint, 0, len(list))
 	for _, m := range list {
@@ -161,17 +215,3 @@ func (s *Store) List(context.Context) ([]sandbox.Checkpoint, error) {
 	}
 	return out, err
 }
-
-// Sweep implements sandbox.Checkpoints.
-func (s *Store) Sweep(ctx context.Context) error {
-	if _, err := s.e.store.Recover(ctx); err != nil {
-		return err
-	}
-	if _, err := s.e.store.Sweep(nil); err != nil {
-		return err
-	}
-	return s.sweepBases()
-}
-
-// Room implements sandbox.Checkpoints.
-func (s *Store) Room(context.Context) error { return s.e.store.Room(captureRoom) }

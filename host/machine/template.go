@@ -71,35 +71,36 @@ func (e *Engine) templateSource(id protocol.BaseID) (source, error) {
 }
 
 // key names everything that a template depends on.
-func (e *Engine) key() string {
-	b, err := json.Marshal([]any{recipe, protocol.Version, e.info, e.memory, e.cpus, e.boot.KernelDigest, e.boot.InitrdDigest, e.boot.RootfsDigest, e.boot.Cmdline, warm})
+func (m *Machines) key() string {
+	b := m.kind.Boot
+	text, err := json.Marshal([]any{recipe, protocol.Version, m.info, m.kind.MemoryBytes, m.kind.CPUs, b.KernelDigest, b.InitrdDigest, b.RootfsDigest, b.Cmdline, warm})
 	if err != nil {
 		panic(err) // strings and numbers only
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 
-// Template finds the template of this engine's machines, or boots one, and
+// Template finds the template of this kind of machines, or boots one, and
 // takes it into the run directory. progress is told when a boot begins.
-func (e *Engine) Template(ctx context.Context, progress func(string)) (protocol.CheckpointID, error) {
-	key := e.key()
-	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), key+".lock"), unix.LOCK_EX)
+func (m *Machines) Template(ctx context.Context, progress func(string)) (protocol.CheckpointID, error) {
+	key := m.key()
+	unlock, err := lockFile(ctx, filepath.Join(m.templates.Dir(), key+".lock"), unix.LOCK_EX)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	id, err := e.findTemplate(key)
+	id, err := m.findTemplate(key)
 	if err != nil {
 		return "", err
 	}
 	if id == "" {
-		progress(fmt.Sprintf("booting a template machine (%d MiB, %s, once for this image)", e.memory>>20, e.info.Accel))
-		if id, err = e.buildTemplate(ctx, key); err != nil {
+		progress(fmt.Sprintf("booting a template machine (%d MiB, %s, once for this image)", m.kind.MemoryBytes>>20, m.info.Accel))
+		if id, err = m.buildTemplate(ctx, key); err != nil {
 			return "", fmt.Errorf("build template: %w", err)
 		}
 	}
-	if err := e.store.ImportBase(ctx, e.templates, id); err != nil {
+	if err := m.store.ImportBase(ctx, m.templates, id); err != nil {
 		return "", fmt.Errorf("take template into the run directory: %w", err)
 	}
 	return checkpointOf(id), nil
@@ -145,26 +146,26 @@ func (e *Engine) sweepTemplates() error {
 	return err
 }
 
-func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID, error) {
+func (m *Machines) buildTemplate(ctx context.Context, key string) (protocol.BaseID, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootWait, protocol.Errorf(protocol.CodeTimeout, "the template was not ready within %v", bootWait))
 	defer cancel()
-	unlock, err := lockFile(ctx, filepath.Join(e.templates.Dir(), building), unix.LOCK_SH)
+	unlock, err := lockFile(ctx, filepath.Join(m.templates.Dir(), building), unix.LOCK_SH)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
 	id := protocol.NewBaseID()
-	p, err := e.templates.BeginBase(id)
+	p, err := m.templates.BeginBase(id)
 	if err != nil {
 		return "", err
 	}
 	defer p.Discard()
-	dir, uid, err := e.makeDir(protocol.NewVMID())
+	dir, uid, err := m.makeDir(protocol.NewVMID())
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(dir)
-	vm, err := e.driver.Boot(ctx, e.spec(dir, uid), p.RAMPath())
+	vm, err := m.driver.Boot(ctx, m.spec(dir, uid), p.RAMPath())
 	if err != nil {
 		return "", err
 	}
@@ -173,7 +174,7 @@ func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID
 		defer cancel()
 		return vm.Kill(ctx)
 	}
-	l, err := e.ready(ctx, vm)
+	l, err := m.ready(ctx, vm)
 	if l != nil {
 		defer l.Close() // not before the machine is gone, which is paused
 	}
@@ -192,7 +193,7 @@ func (e *Engine) buildTemplate(ctx context.Context, key string) (protocol.BaseID
 	if err := p.Publish(ctx, checkpoint.BaseManifest{ID: id, From: checkpoint.Origin{Template: key}}); err != nil {
 		return "", err
 	}
-	return id, e.templates.MakeBaseDurable(ctx, id)
+	return id, m.templates.MakeBaseDurable(ctx, id)
 }
 
 // ready waits for the booted guest, warms it and quiesces it. The link is the

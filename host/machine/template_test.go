@@ -25,15 +25,15 @@ func (d bootOnly) Boot(_ context.Context, _ vmm.Spec, ramFile string) (vmm.VM, e
 	return nil, d.boot(ramFile)
 }
 
-// template asks an engine with so much RAM for its template.
+// template asks for the template of machines with so much RAM.
 func template(t *testing.T, cache string, memory int64, boot func(string) error) error {
 	t.Helper()
-	e, err := machine.New(t.Context(), machine.Options{Driver: bootOnly{boot: boot}, Dir: t.TempDir(), Cache: cache, MemoryBytes: memory})
+	e, err := machine.New(t.Context(), machine.Options{Driver: bootOnly{boot: boot}, Dir: t.TempDir(), Cache: cache})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	_, err = e.Template(t.Context(), func(string) {})
+	_, err = e.Kind(machine.Kind{MemoryBytes: memory}).Template(t.Context(), func(string) {})
 	return err
 }
 

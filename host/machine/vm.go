@@ -18,15 +18,17 @@ const killWait = 30 * time.Second
 
 // VM is one loaded machine.
 type VM struct {
-	engine  *Engine
-	id      protocol.VMID
-	dir     string
-	machine vmm.VM
-	base    *base
-	baseID  protocol.BaseID
+	machines *Machines
+	id       protocol.VMID
+	dir      string
+	machine  vmm.VM
+	base     *base
+	baseID   protocol.BaseID
 
 	closing sync.Once
 }
+
+var _ sandbox.VM = (*VM)(nil)
 
 // ID implements sandbox.VM.
 func (v *VM) ID() protocol.VMID { return v.id }
@@ -39,7 +41,7 @@ func (v *VM) StartTime() uint64 { return v.machine.StartTime() }
 
 // Connect implements sandbox.VM.
 func (v *VM) Connect(ctx context.Context) (sandbox.Link, error) {
-	l, err := link.Connect(ctx, v.machine.Carrier(), link.Options{Log: v.engine.log})
+	l, err := link.Connect(ctx, v.machine.Carrier(), link.Options{Log: v.machines.log})
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +66,7 @@ func (v *VM) Console() []byte { return v.machine.ConsoleTail() }
 // Kill implements sandbox.VM.
 func (v *VM) Kill() error {
 	err := v.end()
-	v.closing.Do(func() { v.engine.closeBase(v.baseID, v.base) })
+	v.closing.Do(func() { v.machines.closeBase(v.baseID, v.base) })
 	return err
 }
 
