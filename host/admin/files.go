@@ -1,0 +1,68 @@
+package admin
+
+import (
+	"net/http"
+	"path"
+
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+const tarType = "application/x-tar"
+
+// filePath is the path in the guest.
+func (q *request) filePath() (string, error) {
+	p := q.URL.Query().Get("path")
+	if !path.IsAbs(p) {
+		return "", protocol.Errorf(protocol.CodeInvalidArgument, "path=%.80q: want an absolute path in the guest", p)
+	}
+	return path.Clean(p), nil
+}
+
+// getFiles answers a file or directory as a tar stream. It has no last
+// element: a tar without its end was cut.
+func (s *Server) getFiles(q *request) error {
+	p, err := q.filePath()
+	if err != nil {
+		return err
+	}
+	sb, err := s.sandbox(q)
+	if err != nil {
+		return err
+	}
+	r, err := sb.TarOut(q.Context(), q.URL.Query().Get("node"), p)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	first, err := r.Next()
+	if err != nil {
+		return err
+	}
+	q.w.Header().Set("Content-Type", tarType)
+	q.w.WriteHeader(http.StatusOK)
+	for b := first; b != nil; b, err = r.Next() {
+		if _, err := q.w.Write(b); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client must not take it for whole
+	}
+	return nil
+}
+
+// putFiles unpacks the tar stream of the body in a directory.
+func (s *Server) putFiles(q *request) error {
+	p, err := q.filePath()
+	if err != nil {
+		return err
+	}
+	sb, err := s.sandbox(q)
+	if err != nil {
+		return err
+	}
+	if err := sb.TarIn(q.Context(), q.URL.Query().Get("node"), p, q.Body); err != nil {
+		return err
+	}
+	return q.done()
+}

@@ -1,0 +1,104 @@
+package admin
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/ratoon-project/ratoon/host/daemon"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+func routes() []route {
+	return []route{
+		{method: "GET", path: "/v1/version", serve: (*Server).version},
+		{method: "GET", path: "/v1/openapi.yaml", serve: (*Server).openapi},
+		{method: "GET", path: "/v1/events", serve: (*Server).events},
+
+		{method: "GET", path: "/v1/sandboxes", serve: (*Server).listSandboxes},
+		{method: "POST", path: "/v1/sandboxes", creates: true, serve: (*Server).createSandbox},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}", serve: (*Server).showSandbox},
+		{method: "DELETE", path: "/v1/sandboxes/{sandbox}", serve: (*Server).removeSandbox},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/tree", serve: (*Server).tree},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/snapshots", creates: true, serve: (*Server).snapshot},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/branches", creates: true, serve: (*Server).branch},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/restore", creates: true, serve: (*Server).restore},
+
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs", serve: (*Server).listExecs},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs", creates: true, serve: (*Server).startExec},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", serve: (*Server).output},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", stream: true, serve: (*Server).stdin},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", serve: (*Server).signal},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", serve: (*Server).resize},
+
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/files", serve: (*Server).getFiles},
+		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", stream: true, serve: (*Server).putFiles},
+
+		{method: "GET", path: "/v1/checkpoints", serve: (*Server).listCheckpoints},
+		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
+		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
+	}
+}
+
+// sandbox is the one that the path names.
+func (s *Server) sandbox(q *request) (*daemon.Sandbox, error) {
+	return s.d.Sandbox(q.PathValue("sandbox"))
+}
+
+// flag reads a query parameter that is true or false.
+func (q *request) flag(name string) (bool, error) {
+	v := q.URL.Query().Get(name)
+	if v == "" {
+		return false, nil
+	}
+	b, err := strconv.ParseBool(v)
+	if err != nil {
+		return false, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want true or false", name, v)
+	}
+	return b, nil
+}
+
+// offset reads a query parameter that counts bytes.
+func (q *request) offset(name string) (int64, error) {
+	v := q.URL.Query().Get(name)
+	if v == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 0 {
+		return 0, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want a number, 0 or more", name, v)
+	}
+	return n, nil
+}
+
+func (s *Server) version(q *request) error {
+	return q.answer(http.StatusOK, Version{Release: s.opt.Release, API: API, Protocol: protocol.Version})
+}
+
+func (s *Server) openapi(q *request) error {
+	q.w.Header().Set("Content-Type", "application/yaml")
+	_, err := q.w.Write(openapi)
+	return err
+}
+
+func (s *Server) events(q *request) error {
+	cursor, err := q.offset("cursor")
+	if err != nil {
+		return err
+	}
+	follow, err := q.flag("follow")
+	if err != nil {
+		return err
+	}
+	if err := s.d.CheckCursor(cursor); err != nil {
+		return err
+	}
+	st := q.stream()
+	err = s.d.Events(q.Context(), cursor, follow, func(e daemon.Event) error {
+		cursor = e.Cursor
+		return st.send(EventElement{Event: &e})
+	})
+	if err != nil {
+		return st.send(EventElement{Error: toWire(err)})
+	}
+	return st.send(EventElement{End: &EventEnd{cursor}})
+}

@@ -1,0 +1,297 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/ratoon-project/ratoon/host/daemon"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// API is the version in the paths.
+const API = 1
+
+// Headers of requests and answers.
+const (
+	HeaderKey      = "Idempotency-Key"
+	HeaderReplayed = "Idempotency-Replayed"
+	HeaderRelease  = "Ratoon-Release"
+)
+
+const (
+	// maxBody of a request that is not a stream.
+	maxBody = 1 << 20
+	// bodyWait is how long a client may take to send one.
+	bodyWait = 30 * time.Second
+	maxKey   = 255
+)
+
+//go:embed openapi.yaml
+var openapi []byte
+
+// ServerOptions of NewServer.
+type ServerOptions struct {
+	Release string
+	Log     *slog.Logger
+}
+
+// Server serves one daemon.
+type Server struct {
+	d    *daemon.Daemon
+	opt  ServerOptions
+	http *http.Server
+	// ctx ends with Shutdown: streams end with it.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+}
+
+// NewServer makes a server; it does no I/O.
+func NewServer(d *daemon.Daemon, o ServerOptions) *Server {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{d: d, opt: o}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.http = &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		BaseContext: func(net.Listener) context.Context { return s.ctx }, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
+	return s
+}
+
+// Serve serves until Shutdown.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the admin socket: %w", err)
+	}
+	return nil
+}
+
+// Shutdown ends streams and waits for requests until ctx ends, then cuts them.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.cancel(protocol.Errorf(protocol.CodeUnavailable, "the daemon is shutting down"))
+	if err := s.http.Shutdown(ctx); err != nil {
+		return s.http.Close()
+	}
+	return nil
+}
+
+// route is one method of one path.
+type route struct {
+	method, path string
+	creates      bool // takes an idempotency key
+	stream       bool // the body is read by the handler
+	serve        func(*Server, *request) error
+}
+
+// request is one request under way.
+type request struct {
+	*http.Request
+	w    http.ResponseWriter
+	body []byte // of a route that is no stream
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	methods := map[string][]string{}
+	for _, r := range routes() {
+		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, q *http.Request) { s.handle(r, w, q) })
+		methods[r.path] = append(methods[r.path], r.method)
+	}
+	for path, allowed := range methods {
+		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
+		s.fail(w, http.StatusNotFound, protocol.Errorf(protocol.CodeNotFound, "no such route; GET /v1/openapi.yaml describes all"))
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		w.Header().Set(HeaderRelease, s.opt.Release)
+		mux.ServeHTTP(w, q)
+	})
+}
+
+func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
+	began := time.Now()
+	rec := &recorder{ResponseWriter: w}
+	defer func() {
+		if v := recover(); v != nil {
+			s.opt.Log.Error("request panicked", "route", r.path, "panic", v, "stack", string(debug.Stack()))
+			if rec.status == 0 {
+				s.fail(rec, http.StatusInternalServerError, protocol.Errorf(protocol.CodeInternal, "the request met a defect; the daemon's log has more"))
+			}
+		}
+		s.opt.Log.Debug("request", "method", q.Method, "path", q.URL.Path, "status", rec.status, "took", time.Since(began))
+	}()
+	if err := s.serveRoute(r, &request{Request: q, w: rec}); err != nil && rec.status == 0 {
+		s.fail(rec, statusOf(err), err)
+	}
+}
+
+func (s *Server) serveRoute(r route, q *request) error {
+	if !r.stream {
+		if err := q.readBody(); err != nil {
+			return err
+		}
+	}
+	key := q.Header.Get(HeaderKey)
+	if !r.creates || key == "" {
+		return r.serve(s, q)
+	}
+	if len(key) > maxKey {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "%s has %d characters; want at most %d", HeaderKey, len(key), maxKey)
+	}
+	return s.once(r, q, key)
+}
+
+// once runs a request with an idempotency key. What it answers is kept, so it
+// is no stream.
+func (s *Server) once(r route, q *request, key string) error {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%s\n", q.Method, q.URL.RequestURI())
+	h.Write(q.body)
+	q.Header.Del("Accept")
+	// The work goes on when the client goes: it may come back for the answer.
+	q.Request = q.WithContext(s.ctx)
+	a, again, err := s.d.Once(q.Context(), key, hex.EncodeToString(h.Sum(nil)), func() daemon.Answer {
+		held := &holder{header: http.Header{}}
+		if err := r.serve(s, &request{Request: q.Request, w: held, body: q.body}); err != nil {
+			held.status = statusOf(err)
+			held.body.Reset()
+			json.NewEncoder(&held.body).Encode(toWire(err))
+		}
+		return daemon.Answer{Status: held.status, Body: held.body.Bytes()}
+	}, func(a daemon.Answer) bool { return a.Status < 300 })
+	if err != nil {
+		return err
+	}
+	if again {
+		q.w.Header().Set(HeaderReplayed, "true")
+	}
+	q.w.Header().Set("Content-Type", "application/json")
+	q.w.WriteHeader(a.Status)
+	_, err = q.w.Write(a.Body)
+	return err
+}
+
+// fail answers an error.
+func (s *Server) fail(w http.ResponseWriter, status int, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(toWire(err))
+}
+
+// readBody reads the whole body, which is small.
+func (q *request) readBody() error {
+	if q.ContentLength == 0 {
+		return nil
+	}
+	if t := q.Header.Get("Content-Type"); t != "" {
+		if kind, _, err := mime.ParseMediaType(t); err != nil || kind != "application/json" {
+			return protocol.Errorf(protocol.CodeInvalidArgument, "Content-Type %q: want application/json", t)
+		}
+	}
+	http.NewResponseController(q.w).SetReadDeadline(time.Now().Add(bodyWait))
+	var err error
+	if q.body, err = io.ReadAll(http.MaxBytesReader(q.w, q.Body, maxBody)); err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
+		}
+		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
+	}
+	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
+	return nil
+}
+
+// decode reads the body into v, strictly. No body is the zero value.
+func (q *request) decode(v any) error {
+	if len(q.body) == 0 {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(q.body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "the body is not what this route takes: %v", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "the body goes on after its value")
+	}
+	return nil
+}
+
+// answer writes v.
+func (q *request) answer(status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	q.w.Header().Set("Content-Type", "application/json")
+	q.w.WriteHeader(status)
+	_, err = q.w.Write(append(b, '\n'))
+	return err
+}
+
+func (q *request) done() error {
+	q.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// recorder notes the status.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// holder keeps an answer instead of sending it.
+type holder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (h *holder) Header() http.Header { return h.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (h *holder) WriteHeader(status int) { h.status = status }
+
+// Write implements http.ResponseWriter.
+func (h *holder) Write(b []byte) (int, error) {
+	if h.status == 0 {
+		h.status = http.StatusOK
+	}
+	return h.body.Write(b)
+}
