@@ -31,6 +31,7 @@ setup: ## install the system packages (asks for root when some are missing)
 
 build: .cache/setup.stamp ## build bin/ratoon and bin/agentd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ratoon ./host/cmd/ratoon
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ratoond ./host/cmd/ratoond
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/agentd ./guest/cmd/agentd
 
 test: test-go test-python ## unit tests, and integration tests on real VMs

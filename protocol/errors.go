@@ -20,6 +20,7 @@ const (
 	CodeNotSupported      Code = "not_supported"
 	CodeTooLarge          Code = "too_large"
 	CodeBusy              Code = "busy"
+	CodeConflict          Code = "conflict"
 	CodeCancelled         Code = "cancelled"
 	CodeTimeout           Code = "timeout"
 	CodeInternal          Code = "internal"
@@ -54,6 +55,7 @@ var remedies = map[Code]string{
 	CodeNotSupported:      "this build, driver or host cannot do it; `ratoon doctor` says what is missing",
 	CodeTooLarge:          "send less at once, or put large data into /workspace",
 	CodeBusy:              "wait and try again; another operation is under way",
+	CodeConflict:          "use a new idempotency key for each new request",
 	CodeCancelled:         "the call was cancelled; call again if it is still wanted",
 	CodeTimeout:           "raise the timeout, or find out why it takes so long",
 	CodeInternal:          "a defect of Ratoon; please report it with the message",

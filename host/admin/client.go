@@ -299,17 +299,18 @@ func (c *Client) Resize(ctx context.Context, sandbox string, id protocol.ExecID,
 	return c.get(ctx, call{method: "POST", path: at(sandbox, "execs", string(id), "resize"), query: ofNode(node), body: r}, nil)
 }
 
-// TarOut reads a file or directory of the guest's as a tar stream.
-func (c *Client) TarOut(ctx context.Context, sandbox, node, path string) (io.ReadCloser, error) {
+// TarOut reads a file of the guest's, or what is in a directory, as a tar
+// stream.
+func (c *Client) TarOut(ctx context.Context, sandbox, node, path string) (r io.ReadCloser, dir bool, err error) {
 	q := url.Values{"path": {path}}
 	if node != "" {
 		q.Set("node", node)
 	}
 	resp, err := c.do(ctx, call{method: "GET", path: at(sandbox, "files"), query: q})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return resp.Body, nil
+	return resp.Body, resp.Header.Get(HeaderKind) == kindDirectory, nil
 }
 
 // TarIn unpacks a tar stream in a directory of the guest's.

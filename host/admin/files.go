@@ -7,7 +7,13 @@ import (
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-const tarType = "application/x-tar"
+const (
+	tarType = "application/x-tar"
+	// HeaderKind of an archive: of one file, or of what is in a directory.
+	HeaderKind    = "Ratoon-File-Kind"
+	kindFile      = "file"
+	kindDirectory = "directory"
+)
 
 // filePath is the path in the guest.
 func (q *request) filePath() (string, error) {
@@ -39,6 +45,10 @@ func (s *Server) getFiles(q *request) error {
 		return err
 	}
 	q.w.Header().Set("Content-Type", tarType)
+	q.w.Header().Set(HeaderKind, kindFile)
+	if r.Dir {
+		q.w.Header().Set(HeaderKind, kindDirectory)
+	}
 	q.w.WriteHeader(http.StatusOK)
 	for b := first; b != nil; b, err = r.Next() {
 		if _, err := q.w.Write(b); err != nil {

@@ -62,7 +62,7 @@ func (g *global) readCheckpoints(dir *state.Dir) ([]stored, error) {
 		return nil, err
 	}
 	all := []stored{}
-	for _, path := range paths {
+	for _, path := range append(paths, dir.DaemonPath()) {
 		if _, err := os.Stat(filepath.Join(path, "journal.db")); err != nil {
 			continue
 		}
@@ -143,26 +143,33 @@ func (g *global) showCheckpoint(name string) error {
 	})
 }
 
-func (g *global) removeCheckpoints(_ context.Context, names []string) error {
+func (g *global) removeCheckpoints(ctx context.Context, names []string) error {
 	dir, err := g.state()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, name := range names {
-		errs = append(errs, g.removeCheckpoint(dir, name))
+		errs = append(errs, g.removeCheckpoint(ctx, dir, name))
 	}
 	return errors.Join(errs...)
 }
 
 // removeCheckpoint removes one; with the last one that can be used its run
 // directory goes. What operations of a stopped sandbox refer to is no use.
-func (g *global) removeCheckpoint(dir *state.Dir, name string) error {
+func (g *global) removeCheckpoint(ctx context.Context, dir *state.Dir, name string) error {
 	s, err := g.find(dir, name)
 	if err != nil {
 		return err
 	}
 	run, err := dir.Take(s.Run)
+	if s.Run == dir.DaemonPath() && protocol.CodeOf(err) == protocol.CodeBusy {
+		c, err := g.admin(ctx)
+		if err != nil {
+			return err
+		}
+		return c.RemoveCheckpoint(ctx, s.ID)
+	}
 	if protocol.CodeOf(err) == protocol.CodeBusy {
 		return protocol.Errorf(protocol.CodeBusy, "checkpoint %s belongs to the running sandbox %s", s.ID, s.Sandbox)
 	}
@@ -177,7 +184,7 @@ func (g *global) removeCheckpoint(dir *state.Dir, name string) error {
 		return errors.Join(err, run.Close())
 	}
 	left, _, err := store.List()
-	if err == nil && !slices.ContainsFunc(left, func(m checkpoint.Manifest) bool { return m.Class != checkpoint.ClassInternal }) {
+	if err == nil && s.Run != dir.DaemonPath() && !slices.ContainsFunc(left, func(m checkpoint.Manifest) bool { return m.Class != checkpoint.ClassInternal }) {
 		return run.Remove()
 	}
 	if err == nil {

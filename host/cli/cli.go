@@ -41,6 +41,7 @@ type streams struct {
 type global struct {
 	streams
 	stateDir string
+	socket   string
 	output   string
 	verbose  bool
 }
@@ -62,12 +63,16 @@ func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e))
 
 // Run runs one command line and returns its exit status.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	g := &global{streams: streams{stdin, stdout, stderr}}
-	root := newRoot(g)
+	return run(ctx, "ratoon", newRoot, args, streams{stdin, stdout, stderr})
+}
+
+func run(ctx context.Context, name string, command func(*global) *cobra.Command, args []string, std streams) int {
+	g := &global{streams: std}
+	root := command(g)
 	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetIn(std.in)
+	root.SetOut(std.out)
+	root.SetErr(std.err)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -75,9 +80,9 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if code, ok := errors.AsType[exitError](err); ok {
 		return int(code)
 	}
-	fmt.Fprintln(stderr, "ratoon: "+escape(err.Error()))
+	fmt.Fprintln(std.err, name+": "+escape(err.Error()))
 	if remedy := remedyOf(err); remedy != "" {
-		fmt.Fprintln(stderr, "  remedy: "+remedy)
+		fmt.Fprintln(std.err, "  remedy: "+remedy)
 	}
 	return statusOf(err)
 }
@@ -137,7 +142,9 @@ func newRoot(g *global) *cobra.Command {
 	f := cmd.PersistentFlags()
 	f.StringVar(&g.stateDir, "state-dir", "", "where checkpoints and caches are (default $"+state.Env+", /var/lib/ratoon or ~/.local/state/ratoon)")
 	f.BoolVarP(&g.verbose, "verbose", "v", false, "log what is done on standard error")
-	cmd.AddCommand(newRun(g), newTree(g), newCheckpoint(g), newDoctor(g), newVersion(g))
+	f.StringVar(&g.socket, "socket", "", "the socket of ratoond (default $"+EnvSocket+", or that of the state directory's)")
+	cmd.AddCommand(newRun(g), newSandbox(g), newList(g), newExec(g), newRemove(g), newSnapshot(g), newRestore(g), newBranch(g), newTree(g),
+		newCheckpoint(g), newEvents(g), newDoctor(g), newVersion(g))
 	return cmd
 }
 

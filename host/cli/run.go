@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -118,16 +117,9 @@ func (o runOptions) spec(args []string) (*protocol.ExecSpec, error) {
 	if o.from != "" {
 		return nil, nil
 	}
-	env := map[string]string{}
-	for _, e := range o.env {
-		name, value, ok := strings.Cut(e, "=")
-		if !ok {
-			value = os.Getenv(name)
-		}
-		if name == "" {
-			return nil, usage("--env %s: want NAME=VALUE or NAME", line(e))
-		}
-		env[name] = value
+	env, err := environment(o.env)
+	if err != nil {
+		return nil, err
 	}
 	return &protocol.ExecSpec{Argv: args, Env: env, Dir: o.dir, User: o.user, TTY: o.tty, Stdin: true, Timeout: int64(o.timeout)}, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
+	"github.com/ratoon-project/ratoon/host/daemon"
 	"github.com/ratoon-project/ratoon/host/machine"
 	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/host/state"
@@ -24,32 +25,32 @@ func newTree(g *global) *cobra.Command {
 		Short: "Draw timelines and checkpoints of running and kept sandboxes",
 		Args:  arguments(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			want := protocol.SandboxID("")
-			if len(args) == 1 {
-				var err error
-				if want, err = protocol.ParseSandboxID(args[0]); err != nil {
-					return err
-				}
-			}
-			return g.tree(cmd.Context(), want)
+			return g.tree(cmd.Context(), strings.Join(args, ""))
 		},
 	}
 	outputFlag(cmd, g)
 	return cmd
 }
 
-func (g *global) tree(ctx context.Context, want protocol.SandboxID) error {
+// tree shows one sandbox, which a daemon knows by name too, or all.
+func (g *global) tree(ctx context.Context, want string) error {
 	dir, err := g.state()
 	if err != nil {
 		return err
 	}
-	trees, err := g.readTrees(ctx, dir)
+	trees, err := g.daemonTrees(ctx, dir, want)
 	if err != nil {
 		return err
 	}
-	trees = slices.DeleteFunc(trees, func(t protocol.TreeResult) bool { return want != "" && t.Sandbox != want })
+	if want == "" || len(trees) == 0 {
+		private, err := g.readTrees(ctx, dir)
+		if err != nil {
+			return err
+		}
+		trees = append(trees, slices.DeleteFunc(private, func(t protocol.TreeResult) bool { return want != "" && string(t.Sandbox) != want })...)
+	}
 	if want != "" && len(trees) == 0 {
-		return protocol.Errorf(protocol.CodeNotFound, "no sandbox %s under %s", want, dir.Path())
+		return protocol.Errorf(protocol.CodeNotFound, "no sandbox %s under %s", line(want), dir.Path())
 	}
 	return g.print(trees, func(w io.Writer) {
 		if len(trees) == 0 {
@@ -59,6 +60,37 @@ func (g *global) tree(ctx context.Context, want protocol.SandboxID) error {
 			drawTree(w, t)
 		}
 	})
+}
+
+// daemonTrees asks ratoond, or reads what it left when it does not run.
+func (g *global) daemonTrees(ctx context.Context, dir *state.Dir, want string) ([]protocol.TreeResult, error) {
+	c, err := g.admin(ctx)
+	if protocol.CodeOf(err) == protocol.CodeUnavailable {
+		kept, err := readKept(dir, dir.DaemonPath())
+		return slices.DeleteFunc(kept, func(t protocol.TreeResult) bool { return want != "" && string(t.Sandbox) != want }), err
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	all := []daemon.Info{{ID: protocol.SandboxID(want)}}
+	if want == "" {
+		if all, err = c.Sandboxes(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var out []protocol.TreeResult
+	for _, s := range all {
+		t, err := c.Tree(ctx, string(s.ID))
+		if protocol.CodeOf(err) == protocol.CodeNotFound {
+			continue // removed meanwhile, or a private one
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
 }
 
 // readTrees asks the hosts that run, and reads the journals of those that do

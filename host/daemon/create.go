@@ -72,7 +72,7 @@ func (d *Daemon) Create(ctx context.Context, r Request) (*Sandbox, error) {
 // admit reserves the name and the place of a new sandbox.
 func (d *Daemon) admit(r Request) (*Sandbox, error) {
 	s := d.newSandbox(protocol.NewSandboxID())
-	s.kind = kindRecord{Kind: r.Kind, Name: r.Name}
+	s.kind = kindRecord{Kind: r.Kind, Name: r.Name, From: r.From}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -106,7 +106,7 @@ func (s *Sandbox) start(ctx context.Context, r Request) error {
 	if err := s.put("daemon.kind", tableKind, onlyKey, s.kind); err != nil {
 		return err
 	}
-	return s.bring(ctx, r.Kind, func(ctx context.Context, deps sandbox.Deps) (*sandbox.Sandbox, error) {
+	return s.bring(ctx, r.From, func(ctx context.Context, deps sandbox.Deps) (*sandbox.Sandbox, error) {
 		return sandbox.Start(ctx, deps, s.id, spec)
 	})
 }

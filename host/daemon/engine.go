@@ -12,39 +12,35 @@ import (
 
 // newEngine opens the machines and checkpoints of all sandboxes.
 func (d *Daemon) newEngine(ctx context.Context) (*machine.Engine, error) {
-	return nil, nil
+	return machine.New(ctx, machine.Options{Driver: d.options.Driver, Dir: d.files.Path, Cache: d.options.Dir.Templates(), Log: d.log})
 }
-
-type shim struct{ *machine.Engine }
-
-func (s shim) Checkpoints(protocol.SandboxID) *machine.Store { return s.Engine.Store() }
 
 // machines are those of one kind.
-func (d *Daemon) machines(ctx context.Context, k Kind, progress func(string)) (shim, error) {
+func (d *Daemon) machines(ctx context.Context, k Kind, progress func(string)) (*machine.Machines, error) {
 	boot, err := d.bootFiles(ctx, progress)
 	if err != nil {
-		return shim{}, err
+		return nil, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.engine == nil {
-		d.engine, err = machine.New(ctx, machine.Options{Driver: d.options.Driver, Boot: boot, MemoryBytes: k.MemoryBytes, CPUs: k.CPUs, Dir: d.files.Path, Cache: d.options.Dir.Templates(), Log: d.log})
-	}
-	return shim{d.engine}, err
+	return d.engine.Kind(machine.Kind{Boot: boot, MemoryBytes: k.MemoryBytes, CPUs: k.CPUs}), nil
 }
 
-// deps are the parts that the coordinator works with.
-func (s *Sandbox) deps(ctx context.Context, k Kind, lines *program.Lines) (sandbox.Deps, error) {
-	machines, err := s.d.machines(ctx, k, func(string) {})
+// deps are the parts that the coordinator works with. The sandbox may start
+// from the checkpoint from, though it is another's.
+func (s *Sandbox) deps(ctx context.Context, lines *program.Lines, from protocol.CheckpointID) (sandbox.Deps, error) {
+	machines, err := s.d.machines(ctx, s.kind.Kind, func(string) {})
 	if err != nil {
 		return sandbox.Deps{}, err
 	}
+	var also []protocol.CheckpointID
+	if from != "" {
+		also = append(also, from)
+	}
 	return sandbox.Deps{
-		Machines: machines, Checkpoints: machines.Checkpoints(s.id), Journal: s.journal, Models: s.d.options.Models, Log: s.d.log,
+		Machines: machines, Checkpoints: machines.Checkpoints(s.id, also...), Journal: s.journal, Models: s.d.options.Models, Log: s.d.log,
 		Observe: func(e sandbox.Event) { s.observe(lines, e) },
 	}, nil
 }
 
-func (d *Daemon) store() *checkpoint.Store { return nil }
+func (d *Daemon) store() *checkpoint.Store { return d.engine.Stored() }
 
 func describe(m checkpoint.Manifest) sandbox.Checkpoint { return machine.Describe(m) }

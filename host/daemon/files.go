@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ratoon-project/ratoon/protocol"
 	"github.com/ratoon-project/ratoon/protocol/link"
 )
@@ -24,15 +26,22 @@ func (s *Sandbox) openFiles(ctx context.Context, node string, r protocol.FileReq
 
 // Pieces are the pieces of a stream of the guest's.
 type Pieces struct {
+	// Dir: the archive holds what is in a directory, by names relative to it;
+	// else it holds one file.
+	Dir  bool
 	st   *link.Stream
 	stop func() bool
 }
 
 // Next is the next piece; nil after the last.
-func (p *Pieces) Next() ([]byte, error) {
+func (p *Pieces) Next() ([]byte, error) { return p.next(func(protocol.FileFrame) {}) }
+
+// next shows all frames on the way to the next piece of content.
+func (p *Pieces) next(see func(protocol.FileFrame)) ([]byte, error) {
 	for {
 		var f protocol.FileFrame
 		err := p.st.Receive(&f)
+		see(f)
 		switch {
 		case err != nil:
 			return nil, cut(err)
@@ -60,11 +69,49 @@ func cut(err error) error {
 
 // TarOut reads a file or directory as a tar stream.
 func (s *Sandbox) TarOut(ctx context.Context, node, path string) (*Pieces, error) {
-	st, err := s.openFiles(ctx, node, protocol.FileRequest{Op: "tar-out", Path: path})
+	dir, err := s.isDir(ctx, node, path)
 	if err != nil {
 		return nil, err
 	}
-	return &Pieces{st, context.AfterFunc(ctx, func() { st.Close() })}, nil
+	p, err := s.pieces(ctx, node, protocol.FileRequest{Op: "tar-out", Path: path})
+	if err != nil {
+		return nil, err
+	}
+	p.Dir = dir
+	return p, nil
+}
+
+func (s *Sandbox) pieces(ctx context.Context, node string, r protocol.FileRequest) (*Pieces, error) {
+	st, err := s.openFiles(ctx, node, r)
+	if err != nil {
+		return nil, err
+	}
+	return &Pieces{st: st, stop: context.AfterFunc(ctx, func() { st.Close() })}, nil
+}
+
+// isDir tells whether a path is a directory, or a link to one.
+func (s *Sandbox) isDir(ctx context.Context, node, path string) (bool, error) {
+	p, err := s.pieces(ctx, node, protocol.FileRequest{Op: "stat", Path: path})
+	if err != nil {
+		return false, err
+	}
+	var mode uint32
+	if _, err := p.next(func(f protocol.FileFrame) {
+		if len(f.Entries) == 1 {
+			mode = f.Entries[0].Mode
+		}
+	}); err != nil {
+		return false, errors.Join(err, p.Close())
+	}
+	if err := p.Close(); err != nil || mode&unix.S_IFMT != unix.S_IFLNK {
+		return mode&unix.S_IFMT == unix.S_IFDIR, err
+	}
+	if p, err = s.pieces(ctx, node, protocol.FileRequest{Op: "list", Path: path}); err != nil {
+		return false, err
+	}
+	defer p.Close()
+	_, err = p.next(func(protocol.FileFrame) {})
+	return err == nil, nil
 }
 
 // TarIn unpacks a tar stream in a directory, which exists.

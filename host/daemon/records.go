@@ -19,6 +19,8 @@ type Kind struct {
 type kindRecord struct {
 	Kind Kind
 	Name string `json:",omitempty"`
+	// From is the checkpoint of another sandbox that this one started from.
+	From protocol.CheckpointID `json:",omitempty"`
 }
 
 // execRecord is one program in one line.

@@ -34,7 +34,7 @@ func (s *Sandbox) tryRecover(ctx context.Context) error {
 	if err != nil || rest {
 		return err
 	}
-	return s.bring(ctx, s.kind.Kind, func(ctx context.Context, deps sandbox.Deps) (*sandbox.Sandbox, error) {
+	return s.bring(ctx, s.kind.From, func(ctx context.Context, deps sandbox.Deps) (*sandbox.Sandbox, error) {
 		return sandbox.Recover(ctx, deps, s.id)
 	})
 }

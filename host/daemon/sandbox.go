@@ -61,10 +61,11 @@ func (s *Sandbox) running() (*sandbox.Sandbox, *program.Lines, error) {
 	return s.live, s.lines, nil
 }
 
-// bring gives the sandbox a coordinator: start makes it. The turn is held.
-func (s *Sandbox) bring(ctx context.Context, kind Kind, start func(context.Context, sandbox.Deps) (*sandbox.Sandbox, error)) error {
+// bring gives the sandbox a coordinator: start makes it, from a checkpoint of
+// another sandbox or none. The turn is held.
+func (s *Sandbox) bring(ctx context.Context, from protocol.CheckpointID, start func(context.Context, sandbox.Deps) (*sandbox.Sandbox, error)) error {
 	lines := program.NewLines(nil)
-	deps, err := s.deps(ctx, kind, lines)
+	deps, err := s.deps(ctx, lines, from)
 	if err != nil {
 		return err
 	}

@@ -88,15 +88,36 @@ func (d *DB) Sandboxes() ([]protocol.SandboxID, error) {
 	var out []protocol.SandboxID
 	err := d.db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(name []byte, _ *bolt.Bucket) error {
-			out = append(out, protocol.SandboxID(name))
+			if string(name) != hostBucket {
+				out = append(out, protocol.SandboxID(name))
+			}
 			return nil
 		})
 	})
 	return out, err
 }
 
+// Remove removes the records of a sandbox that has nothing any more. It is
+// done when there are none.
+func (d *DB) Remove(id protocol.SandboxID) error {
+	if err := fault.Point("journal.remove"); err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	err := d.db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(id)) })
+	if err != nil && !errors.Is(err, bolt.ErrBucketNotFound) {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
 // Sandbox is the journal of one sandbox.
 func (d *DB) Sandbox(id protocol.SandboxID) sandbox.Journal { return scoped{d.db, []byte(id)} }
+
+// hostBucket is no sandbox's: its name is not an id.
+const hostBucket = "host"
+
+// Host is the journal of what belongs to no sandbox.
+func (d *DB) Host() sandbox.Journal { return scoped{d.db, []byte(hostBucket)} }
 
 type scoped struct {
 	db *bolt.DB

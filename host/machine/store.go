@@ -215,3 +215,6 @@ func (e *Engine) List(context.Context) ([]sandbox.Checkpoint, error) {
 	}
 	return out, err
 }
+
+// Stored is the store that all sandboxes share, for those who list and remove.
+func (e *Engine) Stored() *checkpoint.Store { return e.store }

@@ -11,6 +11,7 @@
 //	<state>/cache/templates  booted templates            shared, under flock
 //	<state>/runs/<id>/       one host process: journal.db (its lock), checkpoints,
 //	                         bases, vm, logs, ratoon.sock
+//	<state>/daemon/          the same of the long-lived one
 //
 // A run directory whose journal no process has open belongs to a host process
 // that ended; recovery and removal are the caller's. Safe for concurrent use
@@ -37,6 +38,7 @@ const Env = "RATOON_STATE_DIR"
 
 const (
 	nameRuns    = "runs"
+	nameDaemon  = "daemon"
 	nameJournal = "journal.db"
 )
 
@@ -109,6 +111,24 @@ func (d *Dir) NewRun() (*Run, error) {
 	db, err := journal.Open(filepath.Join(path, nameJournal), journal.Options{})
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(path))
+	}
+	return &Run{path, db}, nil
+}
+
+// DaemonPath is the directory of the long-lived host process, which need not
+// exist.
+func (d *Dir) DaemonPath() string { return filepath.Join(d.path, nameDaemon) }
+
+// Daemon opens the directory of the long-lived host process and takes its
+// lock. It is CodeBusy while another one has it.
+func (d *Dir) Daemon() (*Run, error) {
+	path := d.DaemonPath()
+	if err := os.MkdirAll(path, 0o711); err != nil {
+		return nil, fmt.Errorf("make directory of the daemon: %w", err)
+	}
+	db, err := journal.Open(filepath.Join(path, nameJournal), journal.Options{})
+	if err != nil {
+		return nil, err
 	}
 	return &Run{path, db}, nil
 }

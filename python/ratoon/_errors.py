@@ -90,6 +90,13 @@ class Busy(RatoonError):
     default_remedy = "wait and try again; another operation is under way"
 
 
+class Conflict(RatoonError):
+    """An idempotency key was used for another request."""
+
+    default_code = "conflict"
+    default_remedy = "use a new idempotency key for each new request"
+
+
 class Cancelled(RatoonError):
     """The call or child was cancelled."""
 

@@ -1,0 +1,333 @@
+package admin_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratoon-project/ratoon/host/admin"
+	"github.com/ratoon-project/ratoon/host/daemon"
+	"github.com/ratoon-project/ratoon/host/machine"
+	"github.com/ratoon-project/ratoon/host/state"
+	"github.com/ratoon-project/ratoon/host/vmm"
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// noVMM is a host without a VMM: everything but machines works. Real ones are
+// driven through this API in integration/.
+type noVMM struct{}
+
+var errNoVMM = protocol.Errorf(protocol.CodeNotSupported, "this test has no machines")
+
+func (noVMM) Info(context.Context) (vmm.Info, error)                    { return vmm.Info{Name: "none"}, nil }
+func (noVMM) Boot(context.Context, vmm.Spec, string) (vmm.VM, error)    { return nil, errNoVMM }
+func (noVMM) Load(context.Context, vmm.Spec, vmm.Image) (vmm.VM, error) { return nil, errNoVMM }
+
+// serve starts a server on a socket of its own.
+func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
+	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	dir, err := os.MkdirTemp("", "") // short: a socket lies in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	st, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{Sandboxes: 4},
+		Boot: func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := admin.NewServer(d, admin.ServerOptions{Release: "test"})
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	c := admin.NewClient(filepath.Join(dir, "s"))
+	t.Cleanup(func() {
+		c.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := srv.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c, d
+}
+
+// plain sends requests that the client would not.
+func plain(socket string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}}}
+}
+
+// document is what the tests need of openapi.yaml.
+type document struct {
+	Paths map[string]map[string]any `yaml:"paths"`
+}
+
+// TestDocument holds the routes and openapi.yaml to each other.
+func TestDocument(t *testing.T) {
+	b, err := os.ReadFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc document
+	if err := yaml.Unmarshal(b, &doc); err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for path, methods := range doc.Paths {
+		for method, v := range methods {
+			if method == "parameters" {
+				continue
+			}
+			key := ""
+			if text := fmt.Sprint(v); strings.Contains(text, "#/components/parameters/Key") {
+				key = " with a key"
+			}
+			documented = append(documented, strings.ToUpper(method)+" "+path+key)
+		}
+	}
+	served := admin.Routes()
+	slices.Sort(documented)
+	slices.Sort(served)
+	if d := cmp.Diff(documented, served); d != "" {
+		t.Fatalf("openapi.yaml (-) and the routes (+) differ:\n%s", d)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	c, _ := serve(t)
+	client := plain(c.Socket())
+	sb := string(protocol.NewSandboxID())
+	ex := string(protocol.NewExecID())
+	for name, r := range map[string]struct {
+		method, path, body, kind string
+		status                   int
+		code                     protocol.Code
+	}{
+		"no route":           {"GET", "/v2/x", "", "", 404, protocol.CodeNotFound},
+		"method":             {"PATCH", "/v1/sandboxes", "", "", 405, protocol.CodeInvalidArgument},
+		"no sandbox":         {"GET", "/v1/sandboxes/" + sb, "", "", 404, protocol.CodeNotFound},
+		"bad sandbox":        {"GET", "/v1/sandboxes/..%2f..%2fetc", "", "", 404, protocol.CodeNotFound},
+		"remove nothing":     {"DELETE", "/v1/sandboxes/" + sb, "", "", 404, protocol.CodeNotFound},
+		"bad flag":           {"DELETE", "/v1/sandboxes/" + sb + "?force=maybe", "", "", 400, protocol.CodeInvalidArgument},
+		"unknown field":      {"POST", "/v1/sandboxes", `{"nmae": "x"}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"no JSON":            {"POST", "/v1/sandboxes", `{`, "application/json", 400, protocol.CodeInvalidArgument},
+		"more than a value":  {"POST", "/v1/sandboxes", `{} {}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"other type":         {"POST", "/v1/sandboxes", `x`, "text/plain", 400, protocol.CodeInvalidArgument},
+		"too large":          {"POST", "/v1/sandboxes", `{"name": "` + strings.Repeat("x", 1<<20) + `"}`, "application/json", 413, protocol.CodeTooLarge},
+		"bad name":           {"POST", "/v1/sandboxes", `{"name": "../x"}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"odd memory":         {"POST", "/v1/sandboxes", `{"memory_bytes": 1000}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"negative limit":     {"POST", "/v1/sandboxes", `{"limits": {"live": -1}}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"bad from":           {"POST", "/v1/sandboxes", `{"from": "../../x"}`, "application/json", 400, protocol.CodeInvalidArgument},
+		"no machines":        {"POST", "/v1/sandboxes", `{}`, "application/json", 501, protocol.CodeNotSupported},
+		"bad exec":           {"GET", "/v1/sandboxes/" + sb + "/execs/x/output", "", "", 400, protocol.CodeInvalidArgument},
+		"exec of no sandbox": {"GET", "/v1/sandboxes/" + sb + "/execs/" + ex + "/output", "", "", 404, protocol.CodeNotFound},
+		"bad checkpoint":     {"GET", "/v1/checkpoints/..", "", "", 404, protocol.CodeNotFound},
+		"checkpoint id":      {"GET", "/v1/checkpoints/x", "", "", 400, protocol.CodeInvalidArgument},
+		"no checkpoint":      {"GET", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
+		"drop no checkpoint": {"DELETE", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
+		"bad cursor":         {"GET", "/v1/events?cursor=-1", "", "", 400, protocol.CodeInvalidArgument},
+		"cursor beyond":      {"GET", "/v1/events?cursor=99999999", "", "", 400, protocol.CodeInvalidArgument},
+		"relative path":      {"GET", "/v1/sandboxes/" + sb + "/files?path=etc", "", "", 400, protocol.CodeInvalidArgument},
+		"no path":            {"PUT", "/v1/sandboxes/" + sb + "/files", "", "", 400, protocol.CodeInvalidArgument},
+		"long timeout":       {"POST", "/v1/sandboxes/" + sb + "/execs", `{"argv": ["x"], "timeout": 1e300}`, "application/json", 400, protocol.CodeInvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req, err := http.NewRequestWithContext(t.Context(), r.method, "http://x"+r.path, strings.NewReader(r.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.kind != "" {
+				req.Header.Set("Content-Type", r.kind)
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			var e admin.Error
+			if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
+				t.Fatalf("%s with a body that is no error: %v", resp.Status, err)
+			}
+			if resp.StatusCode != r.status || e.Code != r.code || e.Message == "" || e.Remedy == "" {
+				t.Fatalf("got %d %+v, want %d %s with a message and a remedy", resp.StatusCode, e, r.status, r.code)
+			}
+		})
+	}
+}
+
+// TestKey: a request that failed may be tried again with its key, and another
+// one with the same key is a conflict only after a success.
+func TestKey(t *testing.T) {
+	_, d := serve(t)
+	runs := 0
+	answer := func(status int) func() daemon.Answer {
+		return func() daemon.Answer {
+			runs++
+			return daemon.Answer{Status: status, Body: fmt.Append(nil, runs)}
+		}
+	}
+	ok := func(a daemon.Answer) bool { return a.Status < 300 }
+	ask := func(request string, status int) (string, bool, protocol.Code) {
+		a, again, err := d.Once(t.Context(), "key", request, answer(status), ok)
+		return string(a.Body), again, protocol.CodeOf(err)
+	}
+	for i, want := range []struct {
+		request string
+		status  int
+		body    string
+		again   bool
+		code    protocol.Code
+	}{
+		{"a", 500, "1", false, ""},
+		{"a", 201, "2", false, ""},
+		{"a", 201, "2", true, ""},
+		{"b", 201, "", false, protocol.CodeConflict},
+	} {
+		body, again, code := ask(want.request, want.status)
+		if body != want.body || again != want.again || code != want.code {
+			t.Fatalf("request %d: %q %v %q, want %q %v %q", i, body, again, code, want.body, want.again, want.code)
+		}
+	}
+}
+
+// TestKeyAtOnce: of many equal requests at the same time one is run.
+func TestKeyAtOnce(t *testing.T) {
+	_, d := serve(t)
+	var mu sync.Mutex
+	runs := 0
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			a, _, err := d.Once(t.Context(), "key", "a", func() daemon.Answer {
+				mu.Lock()
+				defer mu.Unlock()
+				runs++
+				return daemon.Answer{Status: 201, Body: []byte("x")}
+			}, func(daemon.Answer) bool { return true })
+			if err != nil || string(a.Body) != "x" {
+				t.Errorf("got %q, %v", a.Body, err)
+			}
+		})
+	}
+	all.Wait()
+	if runs != 1 {
+		t.Fatalf("ran %d times", runs)
+	}
+}
+
+func TestCrowd(t *testing.T) {
+	c, _ := serve(t)
+	var all sync.WaitGroup
+	for range 200 {
+		all.Go(func() {
+			if _, err := c.Sandboxes(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestRudeClients: clients that stop half-way hold nothing up.
+func TestRudeClients(t *testing.T) {
+	c, _ := serve(t)
+	for _, text := range []string{"", "GET", "GET /v1/version HTTP/1.1\r\n", "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/json\r\n\r\n{"} {
+		conn, err := net.Dial("unix", c.Socket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	follow, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		left <- c.Events(follow, 0, true, func(daemon.Event) error { return nil })
+	}()
+	if _, err := c.Version(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	if err := <-left; err == nil {
+		t.Fatal("a stream of events that was left ended well")
+	}
+}
+
+// TestEvents: the stream tells where it is, and goes on from there.
+func TestEvents(t *testing.T) {
+	c, _ := serve(t)
+	var seen []daemon.Event
+	note := func(e daemon.Event) error { seen = append(seen, e); return nil }
+	if err := c.Events(t.Context(), 0, false, note); err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) != 1 || seen[0].Kind != daemon.EventDaemonStarted || seen[0].Cursor == 0 {
+		t.Fatalf("got %+v, want the daemon's start", seen)
+	}
+	if err := c.Events(t.Context(), seen[0].Cursor, false, note); err != nil || len(seen) != 1 {
+		t.Fatalf("after the last event: %v, %+v", err, seen[1:])
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	c := admin.NewClient(filepath.Join(t.TempDir(), "none"))
+	defer c.Close()
+	if _, err := c.Version(t.Context()); protocol.CodeOf(err) != protocol.CodeUnavailable {
+		t.Fatalf("got %v, want %s", err, protocol.CodeUnavailable)
+	}
+}
+
+// TestCutStream: a stream without its last element is an error.
+func TestCutStream(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.Copy(w, bytes.NewBufferString(`{"event":{"cursor":5,"time":"2026-01-01T00:00:00Z","kind":"x"}}`+"\n"))
+	})}
+	go srv.Serve(l)
+	defer srv.Close()
+	c := admin.NewClient(filepath.Join(dir, "s"))
+	defer c.Close()
+	err = c.Events(t.Context(), 0, false, func(daemon.Event) error { return nil })
+	if protocol.CodeOf(err) != protocol.CodeUnavailable {
+		t.Fatalf("got %v, want %s", err, protocol.CodeUnavailable)
+	}
+}
