@@ -45,6 +45,7 @@ var limits = map[string]string{
 	"MaxPayload": size(protocol.MaxPayload), "MaxStderrTail": size(protocol.MaxStderrTail), "MaxExecInput": size(protocol.MaxExecInput),
 	"MaxDepth": fmt.Sprint(protocol.MaxDepth), "MaxPendingCalls": fmt.Sprint(protocol.MaxPendingCalls), "MaxStreams": fmt.Sprint(protocol.MaxStreams),
 	"MaxLabel": fmt.Sprint(protocol.MaxLabel), "MaxBranch": fmt.Sprint(protocol.MaxBranch), "MaxBatch": fmt.Sprint(protocol.MaxBatch),
+	"MaxExecUnread": size(protocol.MaxExecUnread), "MaxExecs": fmt.Sprint(protocol.MaxExecs),
 	"PrepareDeadline": protocol.PrepareDeadline.String(),
 }
 

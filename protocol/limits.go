@@ -31,6 +31,11 @@ const (
 	// MaxExecInput is how much input of a program the host may send beyond
 	// what the guest has said was taken.
 	MaxExecInput = 1 << 20
+	// MaxExecUnread is how much input that was taken the host keeps, to give it
+	// again where it was not consumed: as much as a pipe holds.
+	MaxExecUnread = 64 << 10
+	// MaxExecs is how many programs quiesced may list.
+	MaxExecs = 1024
 )
 
 // VSOCK ports on which agentd listens for the two connections of a link.

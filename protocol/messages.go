@@ -59,6 +59,9 @@ type (
 		Reason ResumeReason `msgpack:"reason"`
 		// Slept is how long the machine did not run, in nanoseconds.
 		Slept int64 `msgpack:"slept"`
+		// Execs is that of the last quiesced of the timeline which this one
+		// replaces: input that its programs had consumed is not given again.
+		Execs []ExecOffsets `msgpack:"execs,omitempty"`
 	}
 	// Outcome settles one pending call. It is also the message of that name,
 	// which a guest applies only while running.
@@ -125,7 +128,7 @@ type (
 	Quiesced struct {
 		Freeze   Freeze   `msgpack:"freeze"`
 		Position Position `msgpack:"position"`
-		// Execs says how far each running program's output had come.
+		// Execs says how far each running program had come; at most MaxExecs.
 		Execs []ExecOffsets `msgpack:"execs"`
 	}
 	// PrepareFailed says that the guest runs on.

@@ -97,11 +97,14 @@ type (
 		Stdout   uint64     `msgpack:"stdout"` // total lengths
 		Stderr   uint64     `msgpack:"stderr"`
 	}
-	// ExecOffsets says how much output of a running program exists.
+	// ExecOffsets says how much output of a running program exists, and how
+	// much of its input it has consumed: read from the pipe, or been given on
+	// a terminal.
 	ExecOffsets struct {
 		ID     ExecID `msgpack:"id" json:"id"`
 		Stdout uint64 `msgpack:"stdout" json:"stdout"`
 		Stderr uint64 `msgpack:"stderr" json:"stderr"`
+		Stdin  uint64 `msgpack:"stdin,omitempty" json:"stdin,omitempty"`
 	}
 )
 

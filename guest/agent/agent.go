@@ -249,8 +249,11 @@ func (a *Agent) fix(e Fix) {
 		a.perform(a.machine.NotFixed())
 		return
 	}
-	if e.NewTimeline && e.Thaw.Identity.NewLine && a.cfg.Execs != nil {
-		a.cfg.Execs.CloseInputs()
+	if e.NewTimeline && a.cfg.Execs != nil {
+		if e.Thaw.Identity.NewLine {
+			a.cfg.Execs.CloseInputs()
+		}
+		a.cfg.Execs.Advance(e.Thaw.Execs)
 	}
 	a.log.Debug("thawed", keyFreeze, e.Thaw.Freeze, keyTimeline, e.Thaw.Timeline, keyReason, e.Thaw.Reason)
 	a.perform(a.machine.Fixed(e.Thaw))

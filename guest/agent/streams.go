@@ -18,13 +18,17 @@ type Stream interface {
 type Execs interface {
 	// Serve returns when the stream ends; the program goes on.
 	Serve(ctx context.Context, open protocol.ExecOpen, s Stream)
-	// Offsets says how much output of each running program there is.
+	// Offsets says how much output of each running program there is, and how
+	// much input it has consumed.
 	Offsets() []protocol.ExecOffsets
 	// Deliver waits until the host has what programs have written so far.
 	Deliver(ctx context.Context)
 	// CloseInputs ends the standard input of all programs: they belong to
 	// another line now, for which nobody types.
 	CloseInputs()
+	// Advance leaves out input that programs had consumed in the timeline
+	// which this one replaces.
+	Advance(replaced []protocol.ExecOffsets)
 	// Of finds the exec that a process belongs to, and its main process.
 	Of(pid int) (id protocol.ExecID, main int, ok bool)
 	// StderrTail is the end of a program's standard error.

@@ -8,6 +8,7 @@
 //	m.Pump(ctx)                 // after it is
 //	offsets := m.Offsets()      // exact until Resume
 //	m.CloseInputs()             // in a new line only
+//	m.Advance(replaced)         // in place of a timeline only
 //	m.Resume()                  // before the user cgroup is thawed or after
 //
 // A program is started by the first stream that names its id and goes on when
@@ -40,8 +41,16 @@
 // Input is addressed by offset. Taken tells what was handed to the program's
 // pipe or terminal; the host may send at most protocol.MaxExecInput bytes
 // beyond it. Input that was received but not taken is forgotten when the
-// stream ends, and is to be sent again from the offset in Started. Input after
-// the end, or to a program that closed its standard input, counts as taken.
+// stream ends, and is to be sent again from the offset in Started; a first
+// Input beyond that offset says that the host has nothing older. Input after the
+// end is not taken, nor more than the pipe holds by a program that does not read
+// or closed its standard input.
+//
+// What was taken from the pipe by the program is consumed; of a terminal's, all
+// that was handed to it. Offsets are the line's: Advance moves a copy to where
+// the timeline it replaces was, so that consumed input is not given again and
+// the rest of it is. A terminal's line that was not read at a snapshot is read
+// again.
 //
 // # Snapshots
 //

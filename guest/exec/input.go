@@ -2,6 +2,7 @@ package exec
 
 import (
 	"errors"
+	"math"
 	"os"
 	"strconv"
 	"syscall"
@@ -16,7 +17,6 @@ import (
 type input struct {
 	file *os.File // nil when there is none; on a terminal the output's file
 	conn syscall.RawConn
-	pipe *os.File // the pipe's place: neither end, but both can be opened by it
 	tty  bool
 	wake chan struct{}
 
@@ -25,11 +25,16 @@ type input struct {
 	last    byte // the last one taken
 	ending  bool // the host said that the end follows what is pending
 	final   bool // so did this end: nothing more is handed on
-	closed  bool // at its end, or nobody reads
+	closed  bool // at its end
+
+	// pipe is another reading end of the pipe, -1 without: what the program has
+	// not read can be counted and taken out, also after the writing end was
+	// closed. The program cannot tell that it is there.
+	pipe int
 }
 
 func newInput(file *os.File, tty bool) (*input, error) {
-	in := &input{file: file, tty: tty, wake: make(chan struct{}, 1)}
+	in := &input{file: file, tty: tty, wake: make(chan struct{}, 1), pipe: -1}
 	if file == nil {
 		in.closed = true
 		return in, nil
@@ -39,37 +44,31 @@ func newInput(file *os.File, tty bool) (*input, error) {
 	if err != nil || tty {
 		return in, err
 	}
-	in.pipe, err = placeOf(conn)
-	return in, err
-}
-
-// placeOf keeps a pipe reachable after its write end was closed. It does not
-// count as an end, so programs see what they would see without it.
-func placeOf(conn syscall.RawConn) (place *os.File, err error) {
-	outer := conn.Control(func(fd uintptr) {
-		var at int
-		if at, err = unix.Open(procFD(fd), unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
-			place = os.NewFile(uintptr(at), "pipe")
-		}
+	var opened error
+	err = conn.Control(func(fd uintptr) {
+		in.pipe, opened = unix.Open("/proc/self/fd/"+strconv.Itoa(int(fd)), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	})
-	return place, errors.Join(outer, err)
+	return in, errors.Join(err, opened)
 }
 
-func procFD(fd uintptr) string { return "/proc/self/fd/" + strconv.Itoa(int(fd)) }
-
-// accept takes what the host sent. The caller holds p.mu.
+// accept takes what the host sent. What no program can read is left with the
+// host. The caller holds p.mu, and the stream is p.session's.
 func (p *program) accept(f *protocol.ExecInput) error {
 	in := p.in
+	if in.closed || in.final {
+		return nil
+	}
 	have := in.taken + uint64(len(in.pending))
+	if f.Offset > have && !p.session.fed {
+		in.taken, have = f.Offset, f.Offset // the host has nothing older
+		p.changed()
+	}
+	p.session.fed = true
 	if f.Offset > have {
 		return protocol.Errorf(protocol.CodeProtocol, "input at offset %d leaves a gap after %d", f.Offset, have)
 	}
 	data := f.Data[min(uint64(len(f.Data)), have-f.Offset):]
 	switch {
-	case in.closed || in.final:
-		in.taken += uint64(len(data))
-		p.changed()
-		return nil
 	case in.ending && len(data) > 0:
 		return protocol.Errorf(protocol.CodeProtocol, "input at offset %d follows its end", have)
 	case len(in.pending)+len(data) > protocol.MaxExecInput:
@@ -136,9 +135,9 @@ func (p *program) hand(fd int) pushed {
 			continue
 		case errors.Is(err, unix.EAGAIN):
 			return pushedBlocked
-		case err != nil: // nobody reads any more
-			n = len(in.pending)
+		case err != nil: // the terminal has ended
 			in.closed = true
+			return pushedDone
 		}
 		if n > 0 {
 			in.last = in.pending[n-1]
@@ -174,9 +173,7 @@ func (in *input) finish(fd int) pushed {
 // endInput closes the pipe; a terminal stays open for its output.
 func (p *program) endInput() {
 	p.mu.Lock()
-	p.in.taken += uint64(len(p.in.pending))
 	p.in.pending, p.in.closed = nil, true
-	p.changed()
 	p.mu.Unlock()
 	poke(p.in.wake)
 	if p.in.file != nil && !p.in.tty {
@@ -190,10 +187,9 @@ func (p *program) closeInput() {
 	p.mu.Lock()
 	p.in.forget()
 	p.in.final = true
+	p.in.taken = p.in.consumed()
+	p.in.skip(math.MaxInt)
 	tty := p.in.tty
-	if p.in.pipe != nil {
-		p.in.drain()
-	}
 	p.mu.Unlock()
 	if tty {
 		poke(p.in.wake)
@@ -202,25 +198,60 @@ func (p *program) closeInput() {
 	p.endInput()
 }
 
-// drain takes what is in the pipe. The caller holds p.mu, so nothing is added.
-func (in *input) drain() {
-	r, err := unix.Open(procFD(in.pipe.Fd()), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return // nobody has it open any more
+// advance goes on where the program had come in the timeline that this one
+// replaces. Users are frozen.
+func (p *program) advance(to uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := p.in
+	in.forget()
+	if in.final {
+		in.taken = to // nothing is given, so it stays there
 	}
-	defer unix.Close(r)
-	b := make([]byte, 64<<10)
-	for {
-		if n, err := unix.Read(r, b); n <= 0 && !errors.Is(err, unix.EINTR) {
+	if at := in.consumed(); to > at {
+		in.skip(int(min(to-at, math.MaxInt)))
+	}
+	in.taken = max(in.taken, to)
+	p.changed()
+}
+
+// consumed is how much the program has read. The caller holds p.mu, and users
+// are frozen. (A program that writes to its own input can make any number of
+// it.)
+func (in *input) consumed() uint64 {
+	if in.pipe < 0 {
+		return in.taken
+	}
+	unread, err := unix.IoctlGetInt(in.pipe, unix.TIOCINQ)
+	if err != nil {
+		return in.taken
+	}
+	return in.taken - min(in.taken, uint64(unread))
+}
+
+// skip takes at most n bytes out of the pipe. The caller holds p.mu, so nothing
+// is added.
+func (in *input) skip(n int) {
+	if in.pipe < 0 {
+		return
+	}
+	b := make([]byte, min(n, 64<<10))
+	for n > 0 {
+		got, err := unix.Read(in.pipe, b[:min(n, len(b))])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if got <= 0 {
 			return
 		}
+		n -= got
 	}
 }
 
-// release gives up the pipe of a program that is over.
+// release gives up the pipe of a program that is over. The caller holds p.mu.
 func (in *input) release() {
-	if in.pipe != nil {
-		in.pipe.Close()
-		in.pipe = nil
+	if in.pipe >= 0 {
+		unix.Close(in.pipe)
+		in.pipe = -1
 	}
 }

@@ -1,6 +1,7 @@
 package exec_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -45,7 +46,7 @@ func TestInputErrors(t *testing.T) {
 		send func(h *host)
 		want protocol.Code
 	}{
-		"gap":       {func(h *host) { h.input(5, "x", false) }, protocol.CodeProtocol},
+		"gap":       {func(h *host) { h.input(0, "x", false); h.input(5, "x", false) }, protocol.CodeProtocol},
 		"too large": {func(h *host) { h.input(0, strings.Repeat("x", protocol.MaxExecInput+1), false) }, protocol.CodeTooLarge},
 		"empty":     {func(h *host) { h.send(protocol.ExecFrame{}) }, protocol.CodeProtocol},
 		"resize":    {func(h *host) { h.send(protocol.ExecFrame{Resize: &protocol.ExecResize{Rows: 1, Columns: 1}}) }, protocol.CodeInvalidArgument},
@@ -86,19 +87,145 @@ func TestUntakenInputIsSentAgain(t *testing.T) {
 	}
 }
 
+// A program that closed its input takes what a pipe holds, and consumes nothing.
 func TestInputNobodyReads(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, exec.Config{})
 	dir := t.TempDir()
 	s := withInput("sh", "-c", "exec <&-; echo closed; until [ -e go ]; do sleep 0.01; done")
 	s.Dir = dir
-	h, _ := start(t, m, s)
+	h, id := start(t, m, s)
 	h.waitOutput("closed")
 	h.input(0, strings.Repeat("x", 200_000), false)
-	h.until("all taken", func() bool { return h.taken == 200_000 })
+	h.until("a full pipe", func() bool { return h.taken == protocol.MaxExecUnread })
+	if got := consumed(t, m, id); got != 0 {
+		t.Errorf("consumed %d bytes", got)
+	}
 	write(t, dir+"/go", "")
 	if e := h.wait(); e.Status.Code != 0 {
 		t.Errorf("exit: %+v", e)
+	}
+}
+
+func consumed(t *testing.T, m *exec.Manager, id protocol.ExecID) uint64 {
+	t.Helper()
+	for _, e := range m.Offsets() {
+		if e.ID == id {
+			return e.Stdin
+		}
+	}
+	t.Fatalf("no program %s", id)
+	return 0
+}
+
+// quiesced holds a program while f runs, as a restore does: without a link.
+func quiesced(t *testing.T, m *exec.Manager, h *host, f func()) {
+	t.Helper()
+	if err := m.Quiesce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.detach()
+	f()
+	m.Resume()
+}
+
+// A copy goes on where the timeline that it replaces had come.
+func TestAdvance(t *testing.T) {
+	t.Parallel()
+	const lines = "one\ntwo\nthree\nfour\n"
+	for name, tt := range map[string]struct {
+		to    uint64
+		end   bool // the input's end was there
+		close bool // by the program
+		from  uint64
+		want  string
+	}{
+		"no farther":  {to: 4, from: 14, want: "two\nthree\nfour\n"},
+		"less":        {to: 1, from: 14, want: "two\nthree\nfour\n"},
+		"in the pipe": {to: 8, from: 14, want: "three\nfour\n"},
+		"all of it":   {to: 14, from: 14, want: "four\n"},
+		"beyond":      {to: 16, from: 16, want: "ur\n"},
+		"ended":       {to: 8, end: true, from: 19, want: "three\nfour\n"},
+		"closed":      {to: 4, end: true, close: true, from: 19},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			m := newManager(t, exec.Config{})
+			s := withInput("sh", "-c", `read a; echo "$a"; [ $0 = true ] && exec <&-; echo ready; until [ -e go ]; do sleep 0.01; done; cat 2>&-`, fmt.Sprint(tt.close))
+			s.Dir = t.TempDir()
+			h, id := start(t, m, s)
+			sent := lines[:14]
+			if tt.end {
+				sent = lines
+			}
+			h.input(0, sent, tt.end)
+			h.waitOutput("one\nready\n")
+			h.until("its input", func() bool { return h.taken == uint64(len(sent)) })
+			quiesced(t, m, h, func() {
+				if got := consumed(t, m, id); got != 4 {
+					t.Errorf("consumed %d bytes, want 4", got)
+				}
+				m.Advance([]protocol.ExecOffsets{{ID: "ex-other", Stdin: 9}, {ID: id, Stdin: tt.to}})
+				if got := consumed(t, m, id); got != max(4, tt.to) {
+					t.Errorf("consumed %d bytes, want %d", got, max(4, tt.to))
+				}
+			})
+			h = attach(t, m, protocol.ExecOpen{ID: id, Stdout: 10}, hostOptions{})
+			if got := h.waitStarted().Stdin; got != tt.from {
+				t.Errorf("goes on from %d, want %d", got, tt.from)
+			}
+			h.input(tt.from, lines[tt.from:], true)
+			write(t, s.Dir+"/go", "")
+			if h.wait(); h.stdout() != tt.want {
+				t.Errorf("the program reads %q, want %q", h.stdout(), tt.want)
+			}
+		})
+	}
+}
+
+// At a new line's end of input the offset is still that of the line, and what
+// the host sends stays with it.
+func TestAdvanceAtEnd(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, id := start(t, m, withInput("sh", "-c", "read a; echo \"$a\"; until [ -e go ]; do sleep 0.01; done; wc -c"))
+	h.input(0, "one\ntwo\n", false)
+	h.waitOutput("one")
+	h.until("its input", func() bool { return h.taken == 8 })
+	for _, to := range []uint64{100, 2} {
+		quiesced(t, m, h, func() {
+			m.CloseInputs()
+			if got := consumed(t, m, id); to == 100 && got != 4 {
+				t.Errorf("consumed %d bytes of the line, want 4", got)
+			}
+			m.Advance([]protocol.ExecOffsets{{ID: id, Stdin: to}})
+		})
+		h = attach(t, m, protocol.ExecOpen{ID: id, Stdout: 4}, hostOptions{})
+		if got := h.waitStarted().Stdin; got != to {
+			t.Errorf("stands at %d, want %d", got, to)
+		}
+		h.input(to, "more", true)
+		h.send(protocol.ExecFrame{}) // is answered after the input was looked at
+		h.waitError()
+		if got := consumed(t, m, id); got != to {
+			t.Errorf("consumed %d bytes, want %d", got, to)
+		}
+	}
+}
+
+// The host may have nothing older than its first input.
+func TestInputGap(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, exec.Config{})
+	h, id := start(t, m, withInput("cat"))
+	h.input(100, "hello ", false)
+	h.waitOutput("hello ")
+	if got := consumed(t, m, id); got != 106 {
+		t.Errorf("consumed %d bytes, want 106", got)
+	}
+	h.input(106, "world", true)
+	if h.wait(); h.stdout() != "hello world" {
+		t.Errorf("%s", h)
 	}
 }
 

@@ -320,13 +320,15 @@ func (m *Manager) Deliver(ctx context.Context) {
 }
 
 // Offsets tells how much output exists of each program of which the host does
-// not know the whole. Between Quiesce and Resume it changes by Pump only.
+// not know the whole, and how much input it has consumed. Between Quiesce and
+// Resume, with the user cgroup frozen, it changes by Pump, CloseInputs and
+// Advance only.
 func (m *Manager) Offsets() []protocol.ExecOffsets {
 	out := []protocol.ExecOffsets{}
 	for _, p := range m.all() {
 		p.mu.Lock()
 		if !p.known {
-			out = append(out, protocol.ExecOffsets{ID: p.id, Stdout: p.outs[0].ring.end, Stderr: p.outs[1].ring.end})
+			out = append(out, protocol.ExecOffsets{ID: p.id, Stdout: p.outs[0].ring.end, Stderr: p.outs[1].ring.end, Stdin: p.in.consumed()})
 		}
 		p.mu.Unlock()
 	}
@@ -339,6 +341,17 @@ func (m *Manager) Offsets() []protocol.ExecOffsets {
 func (m *Manager) CloseInputs() {
 	for _, p := range m.all() {
 		p.closeInput()
+	}
+}
+
+// Advance takes out of the inputs what programs had consumed in the timeline
+// that this one replaces, as its last Offsets tell. To a program that had
+// consumed less there than it has here nothing is given back.
+func (m *Manager) Advance(replaced []protocol.ExecOffsets) {
+	for _, e := range replaced {
+		if p := m.get(e.ID); p != nil {
+			p.advance(e.Stdin)
+		}
 	}
 }
 

@@ -65,11 +65,13 @@ func (m *Manager) launch(id protocol.ExecID, spec *protocol.ExecSpec) (*program,
 	}
 	p, err := m.newProgram(id, ends, group)
 	if err != nil {
+		p.in.release()
 		ends.close()
 		return nil, errors.Join(err, group.remove())
 	}
 	pid, pidfd, err := pl.fork(ends, dir)
 	if err != nil {
+		p.in.release()
 		ends.close()
 		return nil, errors.Join(err, group.remove())
 	}

@@ -32,6 +32,7 @@ type session struct {
 	next     [2]uint64 // output offsets to send from
 	turn     int       // output that comes first
 	told     uint64    // Taken as last told
+	fed      bool      // input has come
 	exitSent bool
 	failure  error // to be sent as the last frame
 	gone     bool  // the stream has ended

@@ -360,3 +360,32 @@ func write(t testing.TB, file, text string) {
 		t.Fatal(err)
 	}
 }
+
+// Not parallel: it counts the descriptors of this process.
+func TestFailedStartClosesAll(t *testing.T) {
+	m := newManager(t, exec.Config{})
+	dir := t.TempDir()
+	write(t, dir+"/broken", "\x7fELF and no more")
+	if err := os.Chmod(dir+"/broken", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := 0
+	for i := range 3 {
+		h, _ := start(t, m, withInput(dir+"/broken"))
+		h.waitError()
+		<-h.served
+		if i == 0 {
+			before = open() // the first one starts the runtime's poller
+		}
+	}
+	if got := open(); got != before {
+		t.Errorf("%d files are open after failed starts, %d before", got, before)
+	}
+}

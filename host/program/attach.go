@@ -64,7 +64,7 @@ func (a *attachment) take(f protocol.ExecFrame) (*protocol.ExecExit, error) {
 	case f.Started != nil:
 		return nil, a.begin(f.Started)
 	case f.Taken != nil && a.input != nil:
-		if err := a.input.taken(a.place.Timeline, *f.Taken); err != nil {
+		if err := a.input.take(*f.Taken); err != nil {
 			return nil, &refusal{protocol.AsError(err)}
 		}
 	case f.Output != nil:
@@ -89,11 +89,10 @@ func (a *attachment) begin(s *protocol.ExecStarted) error {
 	if err := a.ack(); err != nil || a.input == nil {
 		return err
 	}
-	at, err := a.input.attach(a.place, s.Stdin)
-	if err != nil {
+	if err := a.input.attach(s.Stdin); err != nil {
 		return &refusal{protocol.AsError(err)}
 	}
-	a.feeding.Go(func() { a.input.feed(a.st, a.place.Timeline, at, a.ended) })
+	a.feeding.Go(func() { a.input.feed(a.st, s.Stdin, a.ended) })
 	return nil
 }
 

@@ -9,7 +9,8 @@
 // output has offsets, counted in the guest; after a restore they go back, and
 // of what the replaced timeline had produced up to the checkpoint only that is
 // asked for which was not written yet. Input that no timeline has taken is
-// kept, about inputAhead bytes, and offered to the next.
+// kept, about inputAhead bytes, and so are the last protocol.MaxExecUnread that
+// one has: a restored timeline is given what the one before had not consumed.
 //
 // Follow is called once; Signal and Resize are safe beside it. It ends with
 // the program's exit, the line's end, ctx, an error of an output, or offsets

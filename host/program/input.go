@@ -11,23 +11,25 @@ import (
 // inputAhead is how much input is read before a guest has taken it.
 const inputAhead = 64 << 10
 
-// input is the line's standard input, in host offsets. A timeline counts
-// from its own base: the host offset at which its offset 0 would be.
+// input is the line's standard input. Offsets are the program's, the same in
+// every timeline of the line: a restored guest goes on with the input where the
+// one it replaces had come.
 type input struct {
 	src    io.Reader
 	reader sync.Once
 
-	mu     sync.Mutex // guards what follows
-	cond   *sync.Cond
-	buf    []byte // input from start on
-	start  int64
-	end    bool // of the source
-	closed bool
-	base   map[protocol.TimelineID]int64
+	mu       sync.Mutex // guards what follows
+	cond     *sync.Cond
+	buf      []byte // input from start on: the last of what was taken, and what was not
+	start    uint64
+	taken    uint64 // by the timeline that came farthest
+	attached bool   // the program's offsets are known
+	end      bool   // of the source
+	closed   bool
 }
 
 func newInput(r io.Reader) *input {
-	in := &input{src: r, base: map[protocol.TimelineID]int64{}}
+	in := &input{src: r}
 	in.cond = sync.NewCond(&in.mu)
 	return in
 }
@@ -43,7 +45,7 @@ func (in *input) read() {
 		in.buf = append(in.buf, b[:n]...)
 		in.end = err != nil
 		in.cond.Broadcast()
-		for len(in.buf) >= inputAhead && !in.closed {
+		for in.limit()-in.taken >= inputAhead && !in.closed {
 			in.cond.Wait()
 		}
 		done := in.end || in.closed
@@ -68,38 +70,29 @@ func (in *input) close() {
 	in.cond.Broadcast()
 }
 
-// attach says where a timeline goes on that has taken so much, and drops what
-// it has. What its origin had taken before the checkpoint, and nobody heard
-// of, is dropped with it.
-func (in *input) attach(place Place, taken uint64) (at int64, err error) {
+// limit is the offset behind what was read. The caller holds in.mu.
+func (in *input) limit() uint64 { return in.start + uint64(len(in.buf)) }
+
+// attach begins with a guest that says how much its program has taken. In a
+// restored timeline that is less than before.
+func (in *input) attach(taken uint64) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	base, known := in.base[place.Timeline]
-	if !known {
-		if origin, ok := in.base[place.Origin]; ok {
-			if err := in.drop(origin, taken); err != nil {
-				return 0, err
-			}
-		}
-		base = in.start - int64(taken)
-		in.base[place.Timeline] = base
+	if !in.attached && taken < math.MaxInt64/2 { // so that no sum overflows
+		in.attached = true
+		in.start, in.taken = taken, taken
 	}
-	if err := in.drop(base, taken); err != nil {
-		return 0, err
-	}
-	if at = base + int64(taken); at < in.start {
-		return 0, protocol.Errorf(protocol.CodeProtocol, "the guest gives input back that it had taken")
-	}
-	return at, nil
+	return in.drop(taken)
 }
 
-// feed sends a timeline the input from at on, and more as it comes.
-func (in *input) feed(st Stream, t protocol.TimelineID, at int64, ended <-chan struct{}) {
+// feed sends a guest the input from at on, and more as it comes. What is not
+// kept any longer is left out.
+func (in *input) feed(st Stream, at uint64, ended <-chan struct{}) {
 	in.reader.Do(func() { go in.read() })
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for {
-		for at >= in.start+int64(len(in.buf)) && !in.end && !isClosed(ended) {
+		for at >= in.limit() && !in.end && !isClosed(ended) {
 			in.cond.Wait()
 		}
 		if isClosed(ended) {
@@ -108,36 +101,36 @@ func (in *input) feed(st Stream, t protocol.TimelineID, at int64, ended <-chan s
 		at = max(at, in.start) // a guest may say that it took what it was not sent
 		data := append([]byte(nil), in.buf[at-in.start:]...)
 		end := in.end
-		offset := uint64(at - in.base[t])
 		in.mu.Unlock()
-		err := st.Send(protocol.ExecFrame{Input: &protocol.ExecInput{Offset: offset, Data: data, End: end}})
+		err := st.Send(protocol.ExecFrame{Input: &protocol.ExecInput{Offset: at, Data: data, End: end}})
 		in.mu.Lock()
 		if err != nil || end {
 			return
 		}
-		at += int64(len(data))
+		at += uint64(len(data))
 	}
 }
 
-// taken drops what a timeline's program has.
-func (in *input) taken(t protocol.TimelineID, offset uint64) error {
+// take notes how much a guest says was taken.
+func (in *input) take(offset uint64) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.drop(in.base[t], offset)
+	return in.drop(offset)
 }
 
-// drop forgets input before the offset of a timeline. The guest says the
-// offset: only what was read can have been taken.
-func (in *input) drop(base int64, offset uint64) error {
-	n := base - in.start + int64(offset)
-	if offset > math.MaxInt64/2 || n > int64(len(in.buf)) {
+// drop forgets input that no program can lack: of what was taken, all but the
+// last may have been read from the pipe. The guest says the offset: only what
+// was read here can have been taken. The caller holds in.mu.
+func (in *input) drop(offset uint64) error {
+	if offset > in.limit() {
 		return protocol.Errorf(protocol.CodeProtocol, "the guest has taken %d bytes of input, which is more than it was given", offset)
 	}
-	if n > 0 {
-		in.buf = in.buf[n:]
-		in.start += n
-		in.cond.Broadcast()
+	in.taken = max(in.taken, offset)
+	if keep := in.taken - min(in.taken, protocol.MaxExecUnread); keep > in.start {
+		in.buf = in.buf[keep-in.start:]
+		in.start = keep
 	}
+	in.cond.Broadcast()
 	return nil
 }
 

@@ -121,7 +121,8 @@ type (
 		Kept     protocol.CheckpointID `json:",omitempty"`
 		Freeze   protocol.Freeze
 		Caller   protocol.Key
-		Payload  []byte `json:",omitempty"`
+		Payload  []byte                 `json:",omitempty"`
+		Execs    []protocol.ExecOffsets `json:",omitempty"` // of the old one's last quiesced
 	}
 	// ResultRecord is how one slot ended; written once.
 	ResultRecord struct {

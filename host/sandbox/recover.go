@@ -366,11 +366,11 @@ func (s *Sandbox) rejoinRestore(t *timeline, r RestoreRecord) {
 	defer t.release()
 	cp, err := s.checkpoints.Get(s.ctx, r.Target)
 	if err != nil {
-		cp = Checkpoint{ID: r.Target, Created: time.Now()}
+		cp = Checkpoint{ID: r.Target, Line: r.Line, Created: time.Now()}
 	}
 	cp.Freeze, cp.Key = r.Freeze, r.Caller
 	s.started(t, cp)
-	if err := s.thawRestored(t, cp, r.Payload); err == nil {
+	if err := s.thawRestored(t, cp, r.Payload, r.Execs); err == nil {
 		s.watch(t)
 	}
 }

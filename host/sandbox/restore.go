@@ -202,6 +202,15 @@ func (s *Sandbox) holdOld(ctx context.Context, r *restoring) error {
 	return nil
 }
 
+// execs is how far the programs of the old timeline had come; nil where it was
+// not stopped here.
+func (r *restoring) execs() []protocol.ExecOffsets {
+	if r.held == nil {
+		return nil
+	}
+	return r.held.meta.Execs
+}
+
 // loadNew starts the machine of the replacement; on an error nothing is left
 // of it.
 func (s *Sandbox) loadNew(ctx context.Context, r *restoring) error {
@@ -243,7 +252,7 @@ func (s *Sandbox) commitRestore(tx Tx, r *restoring, below []protocol.TimelineID
 		}
 	}
 	op := RestoreRecord{Line: r.line, Old: r.old.ID, New: r.copy.timeline, VM: r.copy.vmID, Target: r.cp.ID,
-		Freeze: r.cp.Freeze, Caller: r.cp.Key, Payload: r.payload}
+		Freeze: r.cp.Freeze, Caller: r.cp.Key, Payload: r.payload, Execs: r.execs()}
 	if r.held != nil && r.keep {
 		op.Kept = r.held.meta.ID
 	}
@@ -330,7 +339,7 @@ func (s *Sandbox) completeRestore(r *restoring) error {
 	defer t.release()
 	s.started(t, r.cp)
 	s.leave(r.ended, protocol.Errorf(protocol.CodeSandboxStopped, "replaced by a restore of %s", r.cp.ID))
-	if err := s.thawRestored(t, r.cp, r.payload); err != nil {
+	if err := s.thawRestored(t, r.cp, r.payload, r.execs()); err != nil {
 		return err
 	}
 	s.watch(t)
@@ -344,14 +353,15 @@ func errSettledFor(key protocol.Key) error {
 	return errSettled
 }
 
-// thawRestored runs step 8 and 9.
-func (s *Sandbox) thawRestored(t *timeline, cp Checkpoint, payload []byte) error {
+// thawRestored runs step 8 and 9. A checkpoint of another line, as in an adopt,
+// gets the names of this one, and its input stays at its end.
+func (s *Sandbox) thawRestored(t *timeline, cp Checkpoint, payload []byte, execs []protocol.ExecOffsets) error {
 	if cp.Class == ClassInternal { // a child's kept end: the head from now on
 		if err := s.checkpoints.SetClass(s.ctx, cp.ID, ClassAuto); err != nil {
 			s.log.Error("keep the adopted checkpoint", "checkpoint", cp.ID, "error", err)
 		}
 	}
-	th := thawing{freeze: cp.Freeze, reason: protocol.ReasonRestore, since: cp.Created}
+	th := thawing{freeze: cp.Freeze, reason: protocol.ReasonRestore, since: cp.Created, newLine: cp.Line != t.line, execs: execs}
 	if !cp.Key.IsZero() {
 		v, err := encode(protocol.SnapshotResult{ID: cp.ID, Restored: true, Payload: payload})
 		if err != nil {

@@ -62,6 +62,9 @@ func (s *Sandbox) quiesce(ctx context.Context, t *timeline, f protocol.Freeze, k
 			if err := ss.link.AwaitEnd(ctx); err != nil {
 				return nil, protocol.Errorf(protocol.CodePrepareFailed, "read to the end of the link: %v", err)
 			}
+			if len(m.Execs) > protocol.MaxExecs {
+				return nil, protocol.Errorf(protocol.CodeProtocol, "the guest lists %d programs; want at most %d", len(m.Execs), protocol.MaxExecs)
+			}
 			return m, nil
 		}
 	}
@@ -122,6 +125,8 @@ type thawing struct {
 	reason  protocol.ResumeReason
 	since   time.Time // when the machine stopped
 	newLine bool
+	// execs is how far the programs of a replaced timeline had come.
+	execs []protocol.ExecOffsets
 }
 
 // guestLost means that the timeline must be stopped.
@@ -212,7 +217,7 @@ func (s *Sandbox) thawMessage(t *timeline, th thawing, line LineRecord, clock re
 	entropy := make([]byte, 64)
 	rand.Read(entropy)
 	m := &protocol.Thaw{Freeze: th.freeze, Timeline: t.id, Incarnation: t.incarnation, Outcome: th.outcome, Stream: t.stream, Epoch: epoch,
-		Time: clock.wall(), Clock: clock.guest, Entropy: entropy, Reason: th.reason, Slept: max(0, int64(time.Since(th.since))),
+		Time: clock.wall(), Clock: clock.guest, Entropy: entropy, Reason: th.reason, Slept: max(0, int64(time.Since(th.since))), Execs: th.execs,
 		Identity: protocol.Identity{Sandbox: s.id, Node: line.Node, Hostname: line.Hostname, MachineID: line.MachineID, NewLine: th.newLine, Env: line.Env}}
 	if th.outcome != nil {
 		m.Key = th.outcome.Key

@@ -141,6 +141,8 @@ func lies() []attack {
 				return true
 			}}
 		}},
+		{name: "quiesced with too many programs", code: protocol.CodeProtocol, guest: quiescedWith(make([]protocol.ExecOffsets, protocol.MaxExecs+1))},
+		{name: "quiesced with input beyond all", code: "", guest: quiescedWith([]protocol.ExecOffsets{{ID: "../x", Stdin: math.MaxUint64}, {}})},
 		{name: "quiesced without drained", code: "", guest: func() *guest {
 			return &guest{on: func(v *visit, m protocol.Message) bool {
 				p, ok := m.(*protocol.Prepare)
@@ -299,6 +301,21 @@ func anything(v *visit, n int) protocol.Message {
 		return &protocol.CallerExited{Key: key}
 	default:
 		return &protocol.Call{Key: key, Kind: kinds[r.IntN(len(kinds))], Arguments: []byte("\x81\xa1n\x02")}
+	}
+}
+
+// quiescedWith tells of programs.
+func quiescedWith(execs []protocol.ExecOffsets) func() *guest {
+	return func() *guest {
+		return &guest{on: func(v *visit, m protocol.Message) bool {
+			ack, ok := m.(*protocol.AckPosition)
+			if ok {
+				v.state = protocol.StateQuiesced
+				v.send(context.Background(), &protocol.Quiesced{Freeze: ack.Freeze, Execs: execs})
+				v.End()
+			}
+			return ok
+		}}
 	}
 }
 

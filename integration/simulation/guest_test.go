@@ -132,8 +132,11 @@ func (g *guest) perform(effects []agent.Effect) {
 		case agent.Disarm:
 			g.armed = 0
 		case agent.Send:
-			if q, ok := e.Message.(*protocol.Quiesced); ok && q.Freeze != g.acked {
-				g.world.fail("%v is quiesced for freeze %d, and the host has acknowledged the position of %d", g.vm, q.Freeze, g.acked)
+			if q, ok := e.Message.(*protocol.Quiesced); ok {
+				if q.Freeze != g.acked {
+					g.world.fail("%v is quiesced for freeze %d, and the host has acknowledged the position of %d", g.vm, q.Freeze, g.acked)
+				}
+				q.Execs = g.world.rules.consumed(g.timeline)
 			}
 			if g.vm.link != nil {
 				g.vm.link.write(e.Message)
@@ -156,6 +159,9 @@ func (g *guest) perform(effects []agent.Effect) {
 func (g *guest) fix(t *protocol.Thaw) {
 	if !g.frozen {
 		g.world.fail("%v: identity is set while user code runs", g.vm)
+	}
+	if g.timeline != t.Timeline {
+		g.world.rules.goesOn(g.vm, t)
 	}
 	g.timeline, g.incarnation, g.captured = t.Timeline, t.Incarnation, false
 	g.do(func(a *agent.Machine) []agent.Effect { return a.Fixed(t) })

@@ -25,6 +25,7 @@ type rules struct {
 	received  map[protocol.Key]int                   // by which daemon
 	ranAs     map[protocol.TimelineID]map[uint64]int // last step of an incarnation's user code
 	replaced  map[protocol.TimelineID][]protocol.TimelineID
+	inputs    map[protocol.TimelineID][]protocol.ExecOffsets // as last told
 
 	mu      *sync.Mutex // guards what follows
 	epochs  map[protocol.StreamID]uint64
@@ -44,6 +45,7 @@ const patience = 55 * time.Second
 func newRules(w *world) rules {
 	return rules{world: w, gaveUp: map[protocol.Key]bool{}, ranAs: map[protocol.TimelineID]map[uint64]int{},
 		replaced: map[protocol.TimelineID][]protocol.TimelineID{}, mu: new(sync.Mutex),
+		inputs:   map[protocol.TimelineID][]protocol.ExecOffsets{},
 		branched: map[protocol.Key]stamp{}, received: map[protocol.Key]int{}, begun: map[protocol.Key]protocol.Freeze{},
 		epochs: map[protocol.StreamID]uint64{}, freezes: map[protocol.TimelineID]protocol.Freeze{}}
 }
@@ -197,6 +199,20 @@ func (r *rules) sent(v *vm, m protocol.Message) {
 	}
 }
 
+// consumed is what a guest tells of its programs, each time something else.
+func (r *rules) consumed(t protocol.TimelineID) []protocol.ExecOffsets {
+	r.inputs[t] = []protocol.ExecOffsets{{ID: "ex-program", Stdin: uint64(r.world.steps)}}
+	return r.inputs[t]
+}
+
+// goesOn is called when a copy becomes another timeline: it must be told what
+// the one that it replaces, if any, had consumed.
+func (r *rules) goesOn(v *vm, t *protocol.Thaw) {
+	if want := r.world.journal.restores[string(t.Timeline)].Execs; !slices.Equal(t.Execs, want) {
+		r.world.fail("%v is told that %v was consumed, and not %v", v, t.Execs, want)
+	}
+}
+
 // removed is called before a checkpoint is removed.
 func (r *rules) removed(id protocol.CheckpointID) {
 	if by := r.world.referrer(id); by != "" {
@@ -241,6 +257,11 @@ func (r *rules) committed(t *transaction) {
 		decode(b, &x)
 		began = append(began, x.New)
 		r.publishedAs("the kept present of a restore", x.Kept)
+		var old sandbox.TimelineRecord
+		decode(t.journal.tables["timeline"][string(x.Old)], &old)
+		if want := r.inputs[x.Old]; old.State == sandbox.StateLive && !slices.Equal(x.Execs, want) {
+			r.world.fail("a restore records that %s, which it replaces, has consumed %v; it has told %v", r.world.short(string(x.Old)), x.Execs, want)
+		}
 	}
 	for key, b := range t.writes["timeline"] {
 		var was, is sandbox.TimelineRecord
