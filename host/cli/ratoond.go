@@ -131,14 +131,15 @@ func (o *serving) serve(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	l, err := listenAdmin(ctx, cmp.Or(c.Socket, d.Socket()), c.Group)
+	socket := cmp.Or(c.Socket, d.Socket())
+	l, err := listenAdmin(ctx, socket, c.Group)
 	if err != nil {
 		return err
 	}
 	srv := admin.NewServer(d, admin.ServerOptions{Release: Release(), Log: log})
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
-	log.Info("ready", "socket", l.Addr().String(), "sandboxes", len(d.Sandboxes()))
+	log.Info("ready", "socket", socket, "sandboxes", len(d.Sandboxes()))
 	systemd.SdNotify(false, systemd.SdNotifyReady)
 	select {
 	case err = <-served:

@@ -54,23 +54,24 @@ func (d *Daemon) Once(ctx context.Context, key, request string, run func() Answe
 	case old != nil:
 		return a, false, protocol.Errorf(protocol.CodeHostRestarted, "the daemon ended while the request with the key %q was under way", clip(key))
 	}
-	put := func(label string, v Answer) error {
-		b, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		return j.Update(label, func(tx sandbox.Tx) error { return tx.Put(tableAnswer, key, b) })
-	}
 	started := time.Now().UTC()
-	if err := put("daemon.answer.begin", Answer{Request: request, Started: started}); err != nil {
+	if err := d.putAnswer("daemon.answer.begin", key, Answer{Request: request, Started: started}); err != nil {
 		return a, false, err
 	}
 	a = run()
 	a.Request, a.Started, a.Done = request, started, true
 	if keep(a) {
-		return a, false, put("daemon.answer", a)
+		return a, false, d.putAnswer("daemon.answer", key, a)
 	}
 	return a, false, j.Update("daemon.answer.drop", func(tx sandbox.Tx) error { return tx.Delete(tableAnswer, key) })
+}
+
+func (d *Daemon) putAnswer(label, key string, a Answer) error {
+	b, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	return d.files.Journal.Host().Update(label, func(tx sandbox.Tx) error { return tx.Put(tableAnswer, key, b) })
 }
 
 // enter waits until no request with the key is under way.
