@@ -54,6 +54,10 @@ func (d *driver) Boot(context.Context, vmm.Spec, string) (vmm.VM, error) {
 	return nil, errors.New("no boot")
 }
 
+func (d *driver) Adopt(context.Context, vmm.Spec, vmm.Process) (vmm.VM, error) {
+	return nil, os.ErrProcessDone
+}
+
 func (d *driver) Load(_ context.Context, s vmm.Spec, i vmm.Image) (vmm.VM, error) {
 	d.loads.Add(1)
 	d.mu.Lock()
