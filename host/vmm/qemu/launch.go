@@ -21,15 +21,17 @@ import (
 // starts inherits.
 var starter = sync.OnceValue(func() chan<- func() {
 	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		for f := range work {
-			f()
-		}
-	}()
+	go serveStarter(work)
 	return work
 })
+
+func serveStarter(work <-chan func()) {
+	runtime.LockOSThread()
+	unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	for f := range work {
+		f()
+	}
+}
 
 // onStarter runs f on the starter's thread.
 func onStarter(ctx context.Context, f func() error) error {

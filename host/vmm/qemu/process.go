@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"syscall"
 
@@ -53,19 +52,9 @@ func openProcess(pid int) (*process, error) {
 // identify completes the names of a process that has begun its program.
 func (p *process) identify() (err error) {
 	if p.StartTime, err = memory.StartTime(p.PID); err == nil {
-		p.Program, err = programOf(p.PID)
+		p.Program, err = memory.Program(p.PID)
 	}
 	return err
-}
-
-// programOf is the path of the file that a process runs, also when it was
-// replaced since.
-func programOf(pid int) (string, error) {
-	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	if err != nil {
-		return "", fmt.Errorf("read program of process %d: %w", pid, err)
-	}
-	return strings.TrimSuffix(path, " (deleted)"), nil
 }
 
 // findProcess opens the process of that name, which is no child. Another one
@@ -86,30 +75,22 @@ func findProcess(want vmm.Process) (*process, error) {
 
 // check holds a process that was found to its program and user.
 func (p *process) check(uid int) error {
-	program, err := programOf(p.PID)
+	program, err := memory.Program(p.PID)
 	if err != nil {
 		return err
 	}
 	if program != p.Program {
 		return fmt.Errorf("process %d runs %s, not %s", p.PID, program, p.Program)
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	users, err := memory.UIDs(p.PID)
 	if err != nil {
-		return fmt.Errorf("read user of process %d: %w", p.PID, err)
+		return err
 	}
-	_, line, _ := strings.Cut(string(b), "\nUid:")
-	line, _, _ = strings.Cut(line, "\n")
 	if uid < 0 {
 		uid = os.Geteuid()
 	}
-	users := strings.Fields(line) // real, effective, saved, file system
-	for _, u := range users {
-		if u != strconv.Itoa(uid) {
-			return fmt.Errorf("process %d runs as user %s, not %d", p.PID, u, uid)
-		}
-	}
-	if len(users) != 4 {
-		return fmt.Errorf("read user of process %d: %d of 4", p.PID, len(users))
+	if slices.ContainsFunc(users, func(u int) bool { return u != uid }) {
+		return fmt.Errorf("process %d runs as users %v, not %d", p.PID, users, uid)
 	}
 	return nil
 }
