@@ -66,7 +66,7 @@ var allSteps = []string{
 	"journal.reserve", "journal.reserve-llm", "journal.reserve-llm.after", "journal.reserve.after", "journal.restore",
 	"journal.restore.after", "journal.restored", "journal.restored.after", "journal.settle-llm", "journal.settle-llm.after",
 	"journal.start", "journal.start.after", "journal.started", "journal.started.after", "journal.wave", "journal.wave.after",
-	"memory.apply", "memory.capture.write", "memory.copy.write", "qemu.start", "qemu.state.write",
+	"machine.record.rename", "machine.record.write", "memory.apply", "memory.capture.write", "memory.copy.write", "qemu.start", "qemu.state.write",
 	"qmp.add-fd", "qmp.cont", "qmp.getfd", "qmp.migrate-incoming", "qmp.qmp_capabilities", "qmp.query-migrate",
 	"qmp.query-status", "qmp.remove-fd", "qmp.stop", "qmp.xen-save-devices-state",
 }

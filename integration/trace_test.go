@@ -39,8 +39,9 @@ func TestEveryStepHasALabel(t *testing.T) {
 		passed := traced(t, o, python(t, "faults.py")...)
 		// The table is what the matrices below promise to stop at.
 		for _, label := range slices.Sorted(maps.Keys(passed)) {
-			// The first run after an image was made stamps it.
-			if label != "image:stamp.rename" && !slices.Contains(allSteps, label) {
+			// The first run after an image was made stamps it, and not every
+			// host has cgroups.
+			if label != "image:stamp.rename" && label != "machine.cgroup.make" && !slices.Contains(allSteps, label) {
 				t.Errorf("label %s is passed and not in allSteps", label)
 			}
 		}

@@ -31,13 +31,11 @@ import (
 
 // noVMM is a host without a VMM: everything but machines works. Real ones are
 // driven through this API in integration/.
-type noVMM struct{}
+type noVMM struct{ vmm.Driver }
 
 var errNoVMM = protocol.Errorf(protocol.CodeNotSupported, "this test has no machines")
 
-func (noVMM) Info(context.Context) (vmm.Info, error)                    { return vmm.Info{Name: "none"}, nil }
-func (noVMM) Boot(context.Context, vmm.Spec, string) (vmm.VM, error)    { return nil, errNoVMM }
-func (noVMM) Load(context.Context, vmm.Spec, vmm.Image) (vmm.VM, error) { return nil, errNoVMM }
+func (noVMM) Info(context.Context) (vmm.Info, error) { return vmm.Info{Name: "none"}, nil }
 
 // serve starts a server on a socket of its own.
 func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {

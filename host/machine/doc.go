@@ -11,6 +11,13 @@
 // One Engine serves all sandboxes of a run directory: machines of every kind
 // share its bases, and each sandbox sees its own checkpoints.
 //
+// # Resident machines
+//
+// The machines of a resident Engine outlive its process. The next one is
+// opened on the same directory before any sandbox is recovered; Adopt then
+// finds each machine by the record in its directory. SweepAll, once all
+// sandboxes are recovered, ends what none of them has adopted.
+//
 // # Concurrency
 //
 // An Engine is safe for concurrent use by the operations of its sandboxes.
@@ -20,6 +27,8 @@
 // # Failure
 //
 // Every VM has its own directory and, for a host that runs as root, its own
-// user id; both are gone when Kill returns. What a killed host process leaves
-// is found by its VM records and removed by Sweep.
+// user id and cgroup; all are gone when Kill returns. What a killed host
+// process leaves is found by the records in the directories and removed by
+// Sweep; a process is killed only when pid, start time, program and user are
+// those of the record and the host was not booted since.
 package machine

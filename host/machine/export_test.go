@@ -1,8 +1,13 @@
 package machine
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/ratoon-project/ratoon/host/memory"
+	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -10,7 +15,8 @@ import (
 var (
 	FreeUID     = freeUID
 	UsedUIDs    = usedUIDs
-	KillAndWait = killAndWait
+	KillMachine = killMachine
+	KillUser    = killUser
 	LockFile    = lockFile
 	TryLock     = tryLock
 )
@@ -35,6 +41,21 @@ func (e *Engine) Users() map[string]int {
 	return out
 }
 
+// Record is what a machine's directory says of it.
+type Record = record
+
+// LeaveRoom makes the directory of a machine of an earlier process.
+func LeaveRoom(t *testing.T, run string, r Record) {
+	t.Helper()
+	dir := filepath.Join(run, "vm", string(r.ID))
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "run", "deep"), 0o711), r.write(dir)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Boot names this boot of the host.
+func (e *Engine) Boot() string { return e.boot }
+
 // BeginCapture starts to write a checkpoint, until it is discarded.
 func BeginCapture(t *testing.T, m *Machines) (discard func()) {
 	t.Helper()
@@ -44,3 +65,6 @@ func BeginCapture(t *testing.T, m *Machines) (discard func()) {
 	}
 	return p.Discard
 }
+
+// BaseOf is what a machine maps.
+func BaseOf(v sandbox.VM) *memory.Base { return v.(*VM).base.Base }

@@ -3,7 +3,6 @@ package machine
 import (
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/sandbox"
-	"github.com/ratoon-project/ratoon/host/vmm"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -51,9 +50,7 @@ func (e *Engine) vmmOf() checkpoint.VMM {
 	return checkpoint.VMM{Name: e.info.Name, Version: e.info.Version, CPUModel: e.info.CPUModel + " " + e.info.Machine, Accel: e.info.Accel}
 }
 
-// spec describes a machine in its own directory.
-func (m *Machines) spec(dir string, uid int) vmm.Spec {
-	b := m.kind.Boot
-	return vmm.Spec{Dir: dir, UID: uid, GID: uid, MemoryBytes: m.kind.MemoryBytes, CPUs: m.kind.CPUs, Kernel: b.Kernel, Initrd: b.Initrd,
-		Rootfs: b.Rootfs, Cmdline: b.Cmdline}
+// record begins the record of a machine of this kind.
+func (m *Machines) record(id protocol.VMID) record {
+	return record{ID: id, MemoryBytes: m.kind.MemoryBytes, CPUs: m.kind.CPUs}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/memory"
@@ -37,41 +35,37 @@ func (m *Machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM,
 }
 
 func (m *Machines) start(ctx context.Context, id protocol.VMID, src source) (*VM, error) {
-	dir, uid, err := m.makeDir(id)
+	rec := m.record(id)
+	rec.Base = src.id
+	r, err := m.makeRoom(rec)
 	if err != nil {
 		return nil, err
 	}
-	vm, err := m.driver.Load(ctx, m.spec(dir, uid), vmm.Image{Base: src.base.Base, Delta: src.delta, State: src.state})
+	vm, err := m.driver.Load(ctx, r.spec(m.kind), vmm.Image{Base: src.base.Base, Delta: src.delta, State: src.state})
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, errors.Join(err, r.remove(context.WithoutCancel(ctx)))
 	}
-	v := &VM{machines: m, id: id, dir: dir, machine: vm, base: src.base, baseID: src.id}
-	if err := vm.Resume(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("un-pause loaded machine: %w", err), v.end())
+	v := &VM{machines: m, room: r, machine: vm, base: src.base, baseID: src.id}
+	var mapped memory.Name
+	if m.resident {
+		mapped, err = memory.NameIn(vm.PID(), src.base.Base)
 	}
+	if err == nil {
+		err = r.complete(vm.Process(), mapped)
+	}
+	if err == nil {
+		if err = vm.Resume(ctx); err != nil {
+			err = fmt.Errorf("un-pause loaded machine: %w", err)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, v.end())
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.vm = v
 	return v, nil
 }
-
-// makeDir makes a machine's own directory, for a user of its own where the
-// host may choose one.
-func (e *Engine) makeDir(id protocol.VMID) (dir string, uid int, err error) {
-	dir = e.vmDir(id)
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return "", 0, fmt.Errorf("make machine directory: %w", err)
-	}
-	uid = -1
-	if os.Geteuid() == 0 {
-		if uid, err = freeUID(id); err == nil {
-			err = os.Chown(dir, uid, uid)
-		}
-		if err != nil {
-			return "", 0, errors.Join(err, os.Remove(dir))
-		}
-	}
-	return dir, uid, nil
-}
-
-func (e *Engine) vmDir(id protocol.VMID) string { return filepath.Join(e.dir, "vm", string(id)) }
 
 // source decides what to map and what to copy.
 func (e *Engine) source(ctx context.Context, r sandbox.LoadRequest) (source, error) {

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,19 +14,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/machine"
-	"github.com/ratoon-project/ratoon/host/memory"
 	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/host/vmm"
 	"github.com/ratoon-project/ratoon/protocol"
 	"github.com/ratoon-project/ratoon/protocol/link"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // driver makes machines that are nothing.
 type driver struct {
@@ -54,6 +49,10 @@ func (d *driver) Boot(context.Context, vmm.Spec, string) (vmm.VM, error) {
 	return nil, errors.New("no boot")
 }
 
+func (d *driver) Adopt(context.Context, vmm.Spec, vmm.Process) (vmm.VM, error) {
+	return nil, os.ErrProcessDone
+}
+
 func (d *driver) Load(_ context.Context, s vmm.Spec, i vmm.Image) (vmm.VM, error) {
 	d.loads.Add(1)
 	d.mu.Lock()
@@ -78,6 +77,7 @@ type vm struct {
 
 func (v *vm) PID() int              { return os.Getpid() }
 func (v *vm) StartTime() uint64     { return 1 }
+func (v *vm) Process() vmm.Process  { return vmm.Process{PID: v.PID(), StartTime: 1} }
 func (v *vm) Carrier() link.Carrier { return nil }
 
 func (v *vm) Resume(context.Context) error {
@@ -126,7 +126,15 @@ func engine(t *testing.T, d vmm.Driver) (*machine.Machines, string) {
 	if err := errors.Join(os.WriteFile(p.PagesPath(), nil, 0o600), os.WriteFile(p.StatePath(), []byte("state"), 0o600), p.Publish(t.Context(), m)); err != nil {
 		t.Fatal(err)
 	}
-	e, err := machine.New(t.Context(), machine.Options{Driver: d, Dir: dir, Cache: filepath.Join(dir, "cache")})
+	return open(t, machine.Options{Driver: d, Dir: dir}).Kind(machine.Kind{MemoryBytes: 1 << 20}), dir
+}
+
+func open(t *testing.T, o machine.Options) *machine.Engine {
+	t.Helper()
+	if o.Cache == "" {
+		o.Cache = filepath.Join(o.Dir, "cache")
+	}
+	e, err := machine.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +143,7 @@ func engine(t *testing.T, d vmm.Driver) (*machine.Machines, string) {
 			t.Error(err)
 		}
 	})
-	return e.Kind(machine.Kind{MemoryBytes: 1 << 20}), dir
+	return e
 }
 
 func left(t *testing.T, dir string) []string {
@@ -308,101 +316,17 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// sleeper is a process that only a kill ends.
-func sleeper(t *testing.T) (pid int, start uint64, wait func() syscall.WaitStatus) {
-	t.Helper()
-	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-done
-	})
-	start, err := memory.StartTime(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cmd.Process.Pid, start, func() syscall.WaitStatus {
-		<-done
-		return cmd.ProcessState.Sys().(syscall.WaitStatus)
-	}
-}
-
-func TestKillAndWait(t *testing.T) {
-	t.Parallel()
-	pid, start, wait := sleeper(t)
-	// The pid of a record may be another process by now.
-	if err := machine.KillAndWait(t.Context(), pid, start+1); err != nil {
-		t.Error(err)
-	}
-	if !memory.Alive(pid, start) {
-		t.Fatal("killed a process of another start time")
-	}
-	if err := machine.KillAndWait(t.Context(), pid, start); err != nil {
-		t.Error(err)
-	}
-	if memory.Alive(pid, start) {
-		t.Error("it lives")
-	}
-	if st := wait(); st.Signal() != syscall.SIGKILL {
-		t.Errorf("ended by %v", st)
-	}
-	if err := machine.KillAndWait(t.Context(), pid, start); err != nil {
-		t.Errorf("what is gone: %v", err)
-	}
-}
-
-// Sweep ends the process of a record and removes its directory; SweepAll
-// removes those without a record.
-func TestSweep(t *testing.T) {
-	t.Parallel()
-	e, dir := engine(t, &driver{})
-	pid, start, wait := sleeper(t)
-	other, otherStart, _ := sleeper(t)
-	ids := []protocol.VMID{protocol.NewVMID(), protocol.NewVMID(), protocol.NewVMID()}
-	for _, id := range ids {
-		if err := os.MkdirAll(filepath.Join(dir, "vm", string(id), "deep"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, r := range []sandbox.VMRecord{
-		{ID: ids[0], PID: pid, StartTime: start},
-		{ID: ids[1], PID: other, StartTime: otherStart + 1},
-		{ID: protocol.NewVMID()}, // nothing of it was ever made
-	} {
-		if err := e.Sweep(t.Context(), r); err != nil {
-			t.Error(err)
-		}
-	}
-	wait()
-	if !memory.Alive(other, otherStart) {
-		t.Error("killed a process of another start time")
-	}
-	if got := left(t, dir); len(got) != 1 || !strings.HasSuffix(got[0], string(ids[2])) {
-		t.Errorf("left: %v", got)
-	}
-	if err := e.SweepAll(t.Context()); err != nil || len(left(t, dir)) > 0 {
-		t.Errorf("SweepAll: %v, left %v", err, left(t, dir))
-	}
-}
-
 func TestFreeUID(t *testing.T) {
 	t.Parallel()
 	used, err := machine.UsedUIDs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !used[os.Getuid()] {
+	if !slices.Contains(used[os.Getuid()], os.Getpid()) {
 		t.Errorf("the user of this process, %d, is free", os.Getuid())
 	}
 	id := protocol.NewVMID()
-	uid, err := machine.FreeUID(id)
+	uid, err := machine.FreeUID(id, nil)
 	if err != nil || uid < machine.FirstUID || uid >= machine.FirstUID+machine.CountUID {
 		t.Fatalf("got %d, %v", uid, err)
 	}
@@ -417,8 +341,15 @@ func TestFreeUID(t *testing.T) {
 	}
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
-	if again, err := machine.FreeUID(id); err != nil || again == uid {
+	if again, err := machine.FreeUID(id, nil); err != nil || again == uid {
 		t.Errorf("%d, which runs a process, was given again (%v)", again, err)
+	}
+	if other, err := machine.FreeUID(protocol.NewVMID(), map[int]bool{}); err != nil || other == uid {
+		t.Errorf("another machine got %d, %v", other, err)
+	}
+	next, err := machine.FreeUID(id, map[int]bool{uid + 1: true})
+	if err != nil || next == uid || next == uid+1 {
+		t.Errorf("got %d, which is taken (%v)", next, err)
 	}
 }
 

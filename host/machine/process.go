@@ -8,13 +8,13 @@ import (
 	"hash/fnv"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/memory"
+	"github.com/ratoon-project/ratoon/host/vmm"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -25,9 +25,10 @@ const (
 	countUID = 100_000_000
 )
 
-// freeUID picks a user for a machine: one that owns no process. Two ids of
-// machines rarely fall on the same; if they do the next one is taken.
-func freeUID(id protocol.VMID) (int, error) {
+// freeUID picks a user for a machine: one that owns no process and is not
+// among the taken. Two ids of machines rarely fall on the same; if they do the
+// next one is picked.
+func freeUID(id protocol.VMID, taken map[int]bool) (int, error) {
 	used, err := usedUIDs()
 	if err != nil {
 		return 0, err
@@ -35,38 +36,82 @@ func freeUID(id protocol.VMID) (int, error) {
 	h := fnv.New64a()
 	h.Write([]byte(id))
 	n := binary.BigEndian.Uint64(h.Sum(nil)) % countUID
-	for ; used[int(firstUID+n)]; n = (n + 1) % countUID {
+	for ; used[int(firstUID+n)] != nil || taken[int(firstUID+n)]; n = (n + 1) % countUID {
 	}
 	return int(firstUID + n), nil
 }
 
-// usedUIDs lists the users of all processes. The owner of /proc/PID does not
-// tell: for some that is root.
-func usedUIDs() (map[int]bool, error) {
-	files, err := filepath.Glob("/proc/[0-9]*/status")
+func isMachineUID(uid int) bool { return uid >= firstUID && uid < firstUID+countUID }
+
+// usedUIDs lists the users of all processes, with these.
+func usedUIDs() (map[int][]int, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
 	}
-	used := map[int]bool{}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
+	used := map[int][]int{}
+	for _, d := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(d))
+		if err != nil {
+			continue
+		}
+		users, err := memory.UIDs(pid)
 		if err != nil {
 			continue // it ended
 		}
-		_, line, _ := strings.Cut(string(b), "\nUid:")
-		line, _, _ = strings.Cut(line, "\n")
-		for id := range strings.FieldsSeq(line) { // real, effective, saved, file system
-			if n, err := strconv.Atoi(id); err == nil {
-				used[n] = true
+		for _, uid := range users {
+			if !slices.Contains(used[uid], pid) {
+				used[uid] = append(used[uid], pid)
 			}
 		}
 	}
 	return used, nil
 }
 
-// killAndWait ends a process that is not a child, found by pid and start
-// time, so that a reused pid is never hit.
-func killAndWait(ctx context.Context, pid int, start uint64) error {
+// killUser ends all processes of a machine's own user: those that an earlier
+// host process had no time to note.
+func killUser(ctx context.Context, uid int) error {
+	if os.Geteuid() != 0 || !isMachineUID(uid) {
+		return nil
+	}
+	used, err := usedUIDs()
+	if err != nil {
+		return err
+	}
+	for _, pid := range used[uid] {
+		err := killIf(ctx, pid, func() bool {
+			users, err := memory.UIDs(pid)
+			return err == nil && slices.Contains(users, uid)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killMachine ends a machine's process that is not a child. One that has its
+// pid but another start time, program or user is left alone.
+func killMachine(ctx context.Context, p vmm.Process, uid int) error {
+	if uid < 0 {
+		uid = os.Geteuid()
+	}
+	return killIf(ctx, p.PID, func() bool {
+		if !memory.Alive(p.PID, p.StartTime) {
+			return false
+		}
+		program, err := memory.Program(p.PID)
+		if err != nil || program != p.Program {
+			return false
+		}
+		users, err := memory.UIDs(p.PID)
+		return err == nil && !slices.ContainsFunc(users, func(u int) bool { return u != uid })
+	})
+}
+
+// killIf kills a process and waits for its end, if it is the one that is
+// meant: that is asked while its pid cannot become another's.
+func killIf(ctx context.Context, pid int, meant func() bool) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -75,18 +120,22 @@ func killAndWait(ctx context.Context, pid int, start uint64) error {
 		return fmt.Errorf("open process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	if !memory.Alive(pid, start) {
+	if !meant() {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", pid, err)
 	}
-	for memory.Alive(pid, start) {
-		select {
-		case <-ctx.Done():
+	for {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 10)
+		switch {
+		case n > 0:
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("wait for process %d: %w", pid, err)
+		case ctx.Err() != nil:
 			return fmt.Errorf("wait for process %d: %w", pid, context.Cause(ctx))
-		case <-time.After(time.Millisecond):
 		}
 	}
-	return nil
 }

@@ -3,12 +3,10 @@ package machine
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
-	"github.com/ratoon-project/ratoon/host/memory"
 	"github.com/ratoon-project/ratoon/host/sandbox"
+	"github.com/ratoon-project/ratoon/protocol"
 )
 
 // Recover removes what an earlier process has left unfinished, and holds what
@@ -26,40 +24,63 @@ func (e *Engine) Recover(ctx context.Context) error {
 	if _, err := e.store.Sweep(nil); err != nil {
 		return err
 	}
-	e.recovered = true
-	return nil
-}
-
-// sweepBases drops the bases that were made from checkpoints and serve nobody.
-func (e *Engine) sweepBases() error {
-	_, err := e.store.SweepBases(func(m checkpoint.BaseManifest) bool { return m.From.Template != "" })
+	// Machines that became templates have no other record, and those without
+	// one have not begun.
+	err := e.clearRooms(ctx, func(r *room) bool { return r.record.ID == "" || r.record.Template })
+	e.recovered = err == nil
 	return err
 }
 
-// Adopt implements sandbox.Machines. Machines of this engine end with its
-// process, so there is never one to adopt.
-func (m *Machines) Adopt(context.Context, sandbox.VMRecord) (sandbox.VM, error) { return nil, nil }
+// SweepAll ends and removes every machine that this process has neither made
+// nor adopted, and the bases that serve nobody then: once all sandboxes are
+// recovered.
+func (e *Engine) SweepAll(ctx context.Context) error {
+	return errors.Join(e.clearRooms(ctx, func(*room) bool { return true }), e.sweepBases())
+}
+
+// clearRooms clears the rooms of earlier processes that are meant.
+func (e *Engine) clearRooms(ctx context.Context, meant func(*room) bool) error {
+	e.mu.Lock()
+	var rooms []*room
+	for _, r := range e.rooms {
+		if !r.ours && meant(r) {
+			rooms = append(rooms, r)
+		}
+	}
+	e.mu.Unlock()
+	var errs []error
+	for _, r := range rooms {
+		errs = append(errs, r.clear(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// sweepBases drops the bases that were made from checkpoints and serve nobody.
+// A machine's base serves it also before the machine is adopted.
+func (e *Engine) sweepBases() error {
+	e.mu.Lock()
+	mapped := map[protocol.BaseID]bool{}
+	for _, r := range e.rooms {
+		mapped[r.record.Base] = true
+	}
+	e.mu.Unlock()
+	_, err := e.store.SweepBases(func(m checkpoint.BaseManifest) bool { return m.From.Template != "" || mapped[m.ID] })
+	return err
+}
 
 // Sweep implements sandbox.Machines.
 func (e *Engine) Sweep(ctx context.Context, r sandbox.VMRecord) error {
-	if r.PID > 0 && memory.Alive(r.PID, r.StartTime) {
-		if err := killAndWait(ctx, r.PID, r.StartTime); err != nil {
-			return err
-		}
+	e.mu.Lock()
+	found, vm := e.rooms[r.ID], (*VM)(nil)
+	if found != nil {
+		vm = found.vm
 	}
-	return os.RemoveAll(e.vmDir(r.ID))
-}
-
-// SweepAll removes the directories of machines that have no record, as a
-// template's. Their processes ended with the host process that made them.
-func (e *Engine) SweepAll(context.Context) error {
-	dirs, err := filepath.Glob(filepath.Join(e.dir, "vm", "*"))
-	if err != nil {
-		return err
+	e.mu.Unlock()
+	switch {
+	case found == nil:
+		return nil // nothing of it was ever made, or all is gone
+	case vm != nil:
+		return vm.Kill()
 	}
-	var errs []error
-	for _, d := range dirs {
-		errs = append(errs, os.RemoveAll(d))
-	}
-	return errors.Join(errs...)
+	return found.clear(ctx)
 }

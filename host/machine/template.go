@@ -160,19 +160,20 @@ func (m *Machines) buildTemplate(ctx context.Context, key string) (protocol.Base
 		return "", err
 	}
 	defer p.Discard()
-	dir, uid, err := m.makeDir(protocol.NewVMID())
+	rec := m.record(protocol.NewVMID())
+	rec.Template = true
+	r, err := m.makeRoom(rec)
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir)
-	vm, err := m.driver.Boot(ctx, m.spec(dir, uid), p.RAMPath())
+	vm, err := m.driver.Boot(ctx, r.spec(m.kind), p.RAMPath())
 	if err != nil {
-		return "", err
+		return "", errors.Join(err, r.remove(context.WithoutCancel(ctx)))
 	}
-	kill := func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), killWait)
-		defer cancel()
-		return vm.Kill(ctx)
+	v := &VM{machines: m, room: r, machine: vm}
+	kill := v.end
+	if err := r.complete(vm.Process(), memory.Name{}); err != nil {
+		return "", errors.Join(err, kill())
 	}
 	l, err := m.ready(ctx, vm)
 	if l != nil {

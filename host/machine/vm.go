@@ -2,8 +2,6 @@ package machine
 
 import (
 	"context"
-	"errors"
-	"os"
 	"sync"
 	"time"
 
@@ -16,14 +14,14 @@ import (
 // killWait bounds the wait for a killed process.
 const killWait = 30 * time.Second
 
-// VM is one loaded machine.
+// VM is one machine that was loaded or adopted.
 type VM struct {
 	machines *Machines
-	id       protocol.VMID
-	dir      string
+	room     *room
 	machine  vmm.VM
 	base     *base
 	baseID   protocol.BaseID
+	forget   func() // the name under which it maps the base; nil: the base's own
 
 	closing sync.Once
 }
@@ -31,7 +29,7 @@ type VM struct {
 var _ sandbox.VM = (*VM)(nil)
 
 // ID implements sandbox.VM.
-func (v *VM) ID() protocol.VMID { return v.id }
+func (v *VM) ID() protocol.VMID { return v.room.id }
 
 // PID implements sandbox.VM.
 func (v *VM) PID() int { return v.machine.PID() }
@@ -63,15 +61,32 @@ func (v *VM) Err() error { return v.machine.Err() }
 // Console is the end of what the guest's kernel printed.
 func (v *VM) Console() []byte { return v.machine.ConsoleTail() }
 
+// Paused tells whether its processors are stopped, as those of an adopted one
+// are that was being captured.
+func (v *VM) Paused(ctx context.Context) (bool, error) { return v.machine.Paused(ctx) }
+
 // Kill implements sandbox.VM.
 func (v *VM) Kill() error {
 	err := v.end()
-	v.closing.Do(func() { v.machines.closeBase(v.baseID, v.base) })
+	v.release()
 	return err
 }
 
 func (v *VM) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), killWait)
 	defer cancel()
-	return errors.Join(v.machine.Kill(ctx), os.RemoveAll(v.dir))
+	if err := v.machine.Kill(ctx); err != nil {
+		return err // what it has must stay as long as it may live
+	}
+	return v.room.remove(ctx)
+}
+
+// release gives the base back.
+func (v *VM) release() {
+	v.closing.Do(func() {
+		if v.forget != nil {
+			v.forget()
+		}
+		v.machines.closeBase(v.baseID, v.base)
+	})
 }

@@ -30,8 +30,10 @@ type Base struct {
 	mu    sync.Mutex
 	file  *os.File // nil for a base that is in memory only, and when closed
 	memfd *os.File // nil until wanted, and when closed
-	names []fileName
-	done  bool
+	names []Name
+	// foreign are names of copies that earlier processes made.
+	foreign []Name
+	done    bool
 }
 
 // OpenBase opens the base in the file at path, whose size is the guest's RAM.
@@ -68,7 +70,7 @@ func newBase(id protocol.BaseID, path string, f *os.File) (*Base, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Base{id: id, path: path, size: st.Size(), extents: extents, names: []fileName{name}}, nil
+	return &Base{id: id, path: path, size: st.Size(), extents: extents, names: []Name{name}}, nil
 }
 
 // ID is the identifier given when the base was opened or made.
@@ -120,7 +122,7 @@ func (b *Base) Memfd(ctx context.Context) (*os.File, error) {
 	if err == nil {
 		err = seal(memfd)
 	}
-	var name fileName
+	var name Name
 	if err == nil {
 		name, err = mappedName(memfd)
 	}
@@ -158,10 +160,10 @@ func (b *Base) Close() error {
 	return errors.Join(errs...)
 }
 
-func (b *Base) mappedNames() []fileName {
+func (b *Base) mappedNames() []Name {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.names)
+	return slices.Concat(b.names, b.foreign)
 }
 
 // source is the file that is cheapest to read the base's data from.

@@ -546,3 +546,56 @@ func BenchmarkFlattenMemfd(b *testing.B) {
 		nb.Close()
 	}
 }
+
+// A machine of an earlier process maps that one's copy of the base. It is
+// captured by the recorded name, while the content that is compared with is the
+// base's own file.
+func TestForeignCopy(t *testing.T) {
+	t.Parallel()
+	old := newBase(t, 4*mib)
+	p := start(t, "private", memfd(t, old), whole(old))
+	name, err := memory.NameIn(p.pid, old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Close()
+	b, err := memory.OpenBase(old.ID(), old.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	own := memfd(t, b)
+	p.do(t, "fill %d 5 7", 3*page)
+	p.do(t, "zero %d 3", 100*page)
+	p.do(t, "zero %d 3", 900*page) // over a hole: says nothing new
+	if _, err := memory.Regions(p.pid, b); !errors.Is(err, memory.ErrNotMapped) {
+		t.Errorf("by the names of this process: %v", err)
+	}
+	if _, err := memory.NameIn(p.pid, b); !errors.Is(err, memory.ErrNotMapped) {
+		t.Errorf("name by the names of this process: %v", err)
+	}
+	forget, again := b.Know(name), b.Know(name)
+	again()
+	d := capture(t, p, b)
+	var zeros int64
+	for _, r := range d.Runs {
+		if r.Zero {
+			zeros += r.Length
+		}
+	}
+	if d.Bytes() != 5*page || zeros != 3*page {
+		t.Errorf("captured %d bytes and %d of zeros", d.Bytes(), zeros)
+	}
+	c := start(t, "private", own, whole(b))
+	if err := d.Apply(t.Context(), c.pid, b); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(p.memory(t, b), c.memory(t, b)) {
+		t.Error("the copy differs")
+	}
+	forget()
+	forget()
+	if _, err := memory.Regions(p.pid, b); !errors.Is(err, memory.ErrNotMapped) {
+		t.Errorf("after it is forgotten: %v", err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,39 @@ func StartTime(pid int) (uint64, error) {
 func Alive(pid int, startTime uint64) bool {
 	state, start, err := readStat(pid)
 	return err == nil && start == startTime && state != 'Z' && state != 'X'
+}
+
+// Program is the path of the file that a process runs, also when the file was
+// replaced since.
+func Program(pid int) (string, error) {
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return "", fmt.Errorf("read program of process %d: %w", pid, err)
+	}
+	return strings.TrimSuffix(path, " (deleted)"), nil
+}
+
+// UIDs are the real, effective, saved and file-system user of a process. The
+// owner of /proc/PID does not tell: for some that is root.
+func UIDs(pid int) ([]int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil, fmt.Errorf("read users of process %d: %w", pid, err)
+	}
+	_, line, _ := strings.Cut(string(b), "\nUid:")
+	line, _, _ = strings.Cut(line, "\n")
+	var out []int
+	for id := range strings.FieldsSeq(line) {
+		n, err := strconv.Atoi(id)
+		if err != nil {
+			return nil, fmt.Errorf("read users of process %d: %w", pid, err)
+		}
+		out = append(out, n)
+	}
+	if len(out) != 4 {
+		return nil, fmt.Errorf("read users of process %d: %d of 4", pid, len(out))
+	}
+	return out, nil
 }
 
 func readStat(pid int) (state byte, start uint64, err error) {

@@ -9,16 +9,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// fileName is how /proc/PID/maps names a mapped file. It is learned by mapping
+// Name is how /proc/PID/maps names a mapped file. It is learned by mapping
 // the file rather than from stat, whose device number differs on btrfs and
-// overlayfs.
-type fileName struct{ device, inode string }
+// overlayfs. While a process maps the file, no other one has its name.
+type Name struct {
+	Device string `json:"device"`
+	Inode  string `json:"inode"`
+}
 
 // Region is one mapping of a part of a base in a process.
 type Region struct {
@@ -29,24 +33,58 @@ type Region struct {
 }
 
 // mappedName maps a page of f to see how the kernel names it.
-func mappedName(f *os.File) (fileName, error) {
+func mappedName(f *os.File) (Name, error) {
 	p, err := unix.Mmap(int(f.Fd()), 0, pageSize, unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
-		return fileName{}, fmt.Errorf("map %s: %w", f.Name(), err)
+		return Name{}, fmt.Errorf("map %s: %w", f.Name(), err)
 	}
 	defer unix.Munmap(p)
 	start := fmt.Sprintf("%x", addressOf(p))
-	var name fileName
+	var name Name
 	err = eachMapping(os.Getpid(), func(m mapping) error {
 		if strconv.FormatUint(m.start, 16) == start {
 			name = m.name
 		}
 		return nil
 	})
-	if err == nil && name.inode == "" {
+	if err == nil && name.Inode == "" {
 		err = fmt.Errorf("find the mapping of %s: %w", f.Name(), ErrNotMapped)
 	}
 	return name, err
+}
+
+// NameIn is the name under which a process maps the base.
+func NameIn(pid int, b *Base) (Name, error) {
+	names, found := b.mappedNames(), Name{}
+	err := eachMapping(pid, func(m mapping) error {
+		if slices.Contains(names, m.name) {
+			found = m.name
+		}
+		return nil
+	})
+	if err == nil && found == (Name{}) {
+		err = ErrNotMapped
+	}
+	if err != nil {
+		return Name{}, fmt.Errorf("find base %s in process %d: %w", b.id, pid, err)
+	}
+	return found, nil
+}
+
+// Know makes the base known by one more name until it is forgotten: that of
+// an earlier process's copy in memory, which only the machines of that process
+// still map. Its content is the base's, so what is read is the base's own file.
+func (b *Base) Know(n Name) (forget func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.foreign = append(b.foreign, n)
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if i := slices.Index(b.foreign, n); i >= 0 {
+			b.foreign = slices.Delete(b.foreign, i, i+1)
+		}
+	})
 }
 
 // Regions finds where a process maps the base, sorted by offset. All of the
@@ -98,7 +136,7 @@ type mapping struct {
 	start, end uint64
 	offset     int64
 	private    bool
-	name       fileName
+	name       Name
 }
 
 func eachMapping(pid int, do func(mapping) error) error {
@@ -136,7 +174,7 @@ func parseMapping(line string) (m mapping, err error) {
 		// number of a genuine line fits.
 		return m, fmt.Errorf("mapping %q is not understood: %w", line, err)
 	}
-	return mapping{start, end, offset, f[1][3] == 'p', fileName{f[3], f[4]}}, nil
+	return mapping{start, end, offset, f[1][3] == 'p', Name{f[3], f[4]}}, nil
 }
 
 // processError names the usual reason why looking into a process fails.

@@ -15,6 +15,11 @@
 // A capture of a running machine is Pause, SaveState and memory.Capture, in
 // that order and with nothing in between that touches guest memory.
 //
+// A resident machine lives on when the process that loaded it ends; the next
+// one continues with
+//
+//	vm, err := driver.Adopt(ctx, spec, process)  // as VM.Process said
+//
 // # Concurrency
 //
 // A Driver is safe for concurrent use. So is a VM, but what its calls mean
@@ -23,6 +28,6 @@
 // # Failure
 //
 // Boot and Load leave nothing behind when they fail: no process, descriptor or
-// socket. Why a machine ended is an *EndError. A machine never outlives a
-// reset, panic or power-off of its guest.
+// socket. Adopt changes nothing when it fails. Why a machine ended is an
+// *EndError. A machine never outlives a reset, panic or power-off of its guest.
 package vmm

@@ -25,9 +25,10 @@ const (
 // EndError is why a machine ended.
 type EndError struct {
 	Reason Reason
-	// Status is the process's, as "exit status 1" or "signal: killed".
+	// Status is the process's, as "exit status 1" or "signal: killed". That of
+	// an adopted one goes to its parent, and is not known.
 	Status string
-	// Log is the end of what the VMM printed. It may hold anything.
+	// Log is the beginning of what the VMM printed. It may hold anything.
 	Log string
 }
 

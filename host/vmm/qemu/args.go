@@ -21,9 +21,9 @@ type machine struct {
 	ramShared   bool
 	ramReadOnly bool // QEMU opens it read-only (8.2)
 
-	qmp, control, bulk int // listening sockets
-	console            int // a pipe's write end
-	rootfs             int // -1: none
+	qmp, control, bulk, console int // listening sockets
+
+	rootfs int // -1: none
 
 	boot *bootFiles // nil: wait for device state
 }
@@ -62,12 +62,9 @@ func socket(id string, fd int) string {
 	return option("socket", pair{"id", id}, pair{"fd", strconv.Itoa(fd)}, pair{"server", "on"}, pair{"wait", "off"})
 }
 
-// Descriptor sets (-add-fd): files that QEMU may open by /dev/fdset/N, with no
-// permission on the file itself.
-const (
-	consoleSet = 1
-	rootfsSet  = 2
-)
+// rootfsSet is a descriptor set (-add-fd): a file that QEMU may open by
+// /dev/fdset/N, with no permission on the file itself.
+const rootfsSet = 1
 
 func fdset(set, fd int) string {
 	return option("", pair{"fd", strconv.Itoa(fd)}, pair{"set", strconv.Itoa(set)})
@@ -89,9 +86,9 @@ func (m *machine) args() []string {
 		"-smp", option("", pair{"cpus", strconv.Itoa(m.cpus)}, pair{"sockets", "1"}, pair{"cores", strconv.Itoa(m.cpus)}, pair{"threads", "1"}),
 		"-m", option("", pair{"size", strconv.FormatInt(m.memory>>20, 10) + "M"}),
 		"-object", m.memoryBackend(),
-		"-add-fd", fdset(consoleSet, m.console),
-		// append: QEMU would truncate the pipe otherwise, and fail.
-		"-chardev", option("file", pair{"id", "console"}, pair{"path", fmt.Sprintf("/dev/fdset/%d", consoleSet)}, pair{"append", "on"}),
+		// While nobody is connected what the guest prints is lost, and the guest
+		// does not wait.
+		"-chardev", socket("console", m.console),
 		"-serial", "chardev:console",
 		"-chardev", socket("qmp", m.qmp),
 		"-mon", option("", pair{"chardev", "qmp"}, pair{"mode", "control"}),

@@ -22,7 +22,18 @@
 // nothing it could do to its directory is followed by the host. RAM images are
 // read-only to it: a sealed memory file, or from QEMU 8.2 on the base itself.
 //
-// The process dies with the process that started it (PR_SET_PDEATHSIG).
+// The process dies with the process that started it (PR_SET_PDEATHSIG), unless
+// it is resident.
+//
+// # Resident machines
+//
+// Nothing that a machine uses is another process's: its sockets lie in its
+// directory, of which the console drops what is printed while nobody listens,
+// and its standard error is a file in memory of a fixed size. Adopt finds the
+// process by pid and start time, holds it by a pidfd, compares program and
+// user, and asks the kernel whether it is this process that listens on the QMP
+// socket. A lock on the directory, which ends with its holder, keeps a machine
+// to one host process.
 //
 // # Concurrency
 //
@@ -33,5 +44,5 @@
 //
 // A failed start is a *protocol.Error: CodeCheckpointLost when the image is
 // damaged, CodeUnavailable when QEMU does not start, CodeNotSupported when
-// there is none. The message holds the end of what QEMU printed.
+// there is none. The message holds the end of what is kept of QEMU's log.
 package qemu

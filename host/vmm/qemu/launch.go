@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ratoon-project/ratoon/host/vmm"
 )
 
 // starter runs functions on one thread that lives as long as the process.
@@ -19,15 +21,17 @@ import (
 // starts inherits.
 var starter = sync.OnceValue(func() chan<- func() {
 	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		for f := range work {
-			f()
-		}
-	}()
+	go serveStarter(work)
 	return work
 })
+
+func serveStarter(work <-chan func()) {
+	runtime.LockOSThread()
+	unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	for f := range work {
+		f()
+	}
+}
 
 // onStarter runs f on the starter's thread.
 func onStarter(ctx context.Context, f func() error) error {
@@ -73,23 +77,39 @@ const (
 )
 
 // start runs the program with nothing but these files.
-func start(ctx context.Context, program string, args []string, files *inherited, uid, gid int, stderr *os.File) (*exec.Cmd, error) {
+func start(ctx context.Context, program string, args []string, files *inherited, spec vmm.Spec, stderr *os.File) (*process, error) {
 	cmd := exec.Command(program, args...)
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = stderr
 	cmd.ExtraFiles = files.files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if os.Geteuid() == 0 && (uid >= 0 || gid >= 0) {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: id(uid, os.Geteuid()), Gid: id(gid, os.Getegid())}
-	} else if uid >= 0 && uid != os.Geteuid() {
-		return nil, fmt.Errorf("start %s as user %d: %w", program, uid, os.ErrPermission)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if !spec.Resident {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
+	if os.Geteuid() == 0 && (spec.UID >= 0 || spec.GID >= 0) {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: id(spec.UID, os.Geteuid()), Gid: id(spec.GID, os.Getegid())}
+	} else if spec.UID >= 0 && spec.UID != os.Geteuid() {
+		return nil, fmt.Errorf("start %s as user %d: %w", program, spec.UID, os.ErrPermission)
+	}
+	if spec.Cgroup != "" {
+		fd, err := unix.Open(spec.Cgroup, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open cgroup: %w", &os.PathError{Op: "open", Path: spec.Cgroup, Err: err})
+		}
+		defer unix.Close(fd)
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, fd
+	}
+	var p *process
 	err := onStarter(ctx, func() error {
 		if err := cmd.Start(); err != nil {
 			return err
 		}
-		if err := limit(cmd.Process.Pid, cmd.SysProcAttr.Credential); err != nil {
+		err := limit(cmd.Process.Pid, cmd.SysProcAttr.Credential)
+		if err == nil {
+			p, err = ofChild(cmd)
+		}
+		if err != nil {
 			cmd.Process.Kill()
 			return errors.Join(fmt.Errorf("limit: %w", err), cmd.Wait())
 		}
@@ -98,7 +118,7 @@ func start(ctx context.Context, program string, args []string, files *inherited,
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
-	return cmd, nil
+	return p, nil
 }
 
 // limit sets the limits of a process that was just started. On the starter's

@@ -30,6 +30,7 @@ import (
 const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
+	vmmtest.Host(qemu.New(qemu.Options{}))
 	if len(os.Args) > 2 && os.Args[1] == "host" {
 		host(os.Args[2])
 		return
@@ -292,4 +293,47 @@ func TestRAMFileInUse(t *testing.T) {
 	if b, _ := os.ReadFile(ram); string(b) != "precious" {
 		t.Errorf("content is now %d bytes", len(b))
 	}
+}
+
+// An adoption that fails at any step leaves the machine to the next one.
+func TestAdoptFaultsLeaveAll(t *testing.T) {
+	d := driver(t)
+	spec, image := bareImage(t, d)
+	spec.Resident = true
+	vm, err := d.Load(t.Context(), spec, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := vm.Process()
+	if err := vm.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Wait4(p.PID, nil, 0, nil) // it is still this process's child
+	defer syscall.Kill(p.PID, syscall.SIGKILL)
+	before, entries := openFiles(t), names(t, spec.Dir)
+	for _, label := range []string{"qemu.adopt", "qmp.qmp_capabilities", "qmp.query-status"} {
+		clear := fault.Set(label, 1, fault.Error(syscall.EIO))
+		vm, err := d.Adopt(t.Context(), spec, p)
+		clear()
+		if !errors.Is(err, syscall.EIO) || protocol.CodeOf(err) != protocol.CodeUnavailable {
+			t.Errorf("%s: %v", label, err)
+		}
+		if err == nil {
+			kill(t, vm)
+		}
+		if now := names(t, spec.Dir); !slices.Equal(now, entries) {
+			t.Errorf("%s: the directory was %v, is %v", label, entries, now)
+		}
+	}
+	if now := openFiles(t); now > before {
+		t.Errorf("%d descriptors open, %d before", now, before)
+	}
+	vm, err = d.Adopt(t.Context(), spec, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if paused, err := vm.Paused(t.Context()); err != nil || !paused {
+		t.Errorf("paused: %v, %v", paused, err)
+	}
+	kill(t, vm)
 }

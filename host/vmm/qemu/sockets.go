@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ratoon-project/ratoon/protocol"
 	"github.com/ratoon-project/ratoon/protocol/link"
 )
 
@@ -18,18 +19,30 @@ const (
 	qmpSocket     = "qmp.sock"
 	controlSocket = "control.sock"
 	bulkSocket    = "bulk.sock"
+	consoleSocket = "console.sock"
 )
 
+var allSockets = []string{qmpSocket, controlSocket, bulkSocket, consoleSocket}
+
 // socketDir makes and reaches the sockets of one machine through a descriptor
-// of its directory, so that long paths do not hit the limit of 108 bytes.
+// of its directory, so that long paths do not hit the limit of 108 bytes. The
+// directory is locked by the process that has the machine.
 type socketDir struct{ dir *os.File }
 
 func openSocketDir(path string) (*socketDir, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open directory of the machine: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}
-	return &socketDir{os.NewFile(uintptr(fd), path)}, nil
+	s := &socketDir{os.NewFile(uintptr(fd), path)}
+	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = protocol.Errorf(protocol.CodeBusy, "another process has the machine in %s", path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock directory of the machine: %w", err), s.release())
+	}
+	return s, nil
 }
 
 func (s *socketDir) path(name string) string {
@@ -77,8 +90,15 @@ func (s *socketDir) remove(name string) error {
 
 // close removes the sockets.
 func (s *socketDir) close() error {
-	return errors.Join(s.remove(qmpSocket), s.remove(controlSocket), s.remove(bulkSocket), s.dir.Close())
+	var errs []error
+	for _, name := range allSockets {
+		errs = append(errs, s.remove(name))
+	}
+	return errors.Join(append(errs, s.release())...)
 }
+
+// release gives the directory to the next process.
+func (s *socketDir) release() error { return s.dir.Close() }
 
 // carrier is the host's end of the serial ports.
 type carrier struct{ vm *VM }

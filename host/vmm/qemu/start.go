@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -34,12 +33,7 @@ func (d *Driver) start(ctx context.Context, spec vmm.Spec, prepare prepareFunc) 
 	if err != nil {
 		return nil, err
 	}
-	vm := &VM{
-		ram: ramRegions(spec.MemoryBytes), sockets: sockets,
-		console: newTail(consoleTail), log: newTail(logTail),
-		exited: make(chan struct{}), done: make(chan struct{}),
-		remove: sync.OnceValue(sockets.close),
-	}
+	vm := newVM(spec, sockets)
 	connected := make(chan struct{})
 	if err := d.launch(ctx, vm, program, spec, prepare, connected); err != nil {
 		return nil, errors.Join(err, vm.remove())
@@ -74,15 +68,12 @@ func (d *Driver) launch(ctx context.Context, vm *VM, program string, spec vmm.Sp
 	if err := prepare(m, files); err != nil {
 		return err
 	}
-	for _, s := range []struct {
-		name string
-		fd   *int
-	}{{qmpSocket, &m.qmp}, {controlSocket, &m.control}, {bulkSocket, &m.bulk}} {
-		f, err := vm.sockets.listen(s.name)
+	for name, fd := range map[string]*int{qmpSocket: &m.qmp, controlSocket: &m.control, bulkSocket: &m.bulk, consoleSocket: &m.console} {
+		f, err := vm.sockets.listen(name)
 		if err != nil {
 			return err
 		}
-		*s.fd = files.give(f)
+		*fd = files.give(f)
 	}
 	if spec.Rootfs != "" {
 		f, err := os.Open(spec.Rootfs)
@@ -91,39 +82,50 @@ func (d *Driver) launch(ctx context.Context, vm *VM, program string, spec vmm.Sp
 		}
 		m.rootfs = files.give(f)
 	}
-	console, consoleEnd, err := os.Pipe()
+	log, err := newLog()
 	if err != nil {
-		return fmt.Errorf("make console: %w", err)
-	}
-	m.console = files.give(consoleEnd)
-	log, logEnd, err := os.Pipe()
-	if err != nil {
-		console.Close()
-		return fmt.Errorf("make log: %w", err)
-	}
-	files.owned = append(files.owned, logEnd)
-	err = fault.Point("qemu.start")
-	if err == nil {
-		vm.cmd, err = start(ctx, program, m.args(), files, spec.UID, spec.GID, logEnd)
-	}
-	if err != nil {
-		console.Close()
-		log.Close()
 		return err
 	}
-	vm.outputs.Go(func() { vm.console.drain(console) })
-	vm.outputs.Go(func() { vm.log.drain(log) })
+	// Before the start, so that nothing that the guest prints is lost.
+	err = vm.openConsole(ctx)
+	if err == nil {
+		err = fault.Point("qemu.start")
+	}
+	if err == nil {
+		vm.process, err = start(ctx, program, m.args(), files, spec, log)
+	}
+	if err != nil {
+		vm.closeConsole()
+		return errors.Join(err, log.Close())
+	}
+	vm.log = log
 	go vm.wait(connected)
 	d.opt.Log.Debug("qemu started", "pid", vm.PID(), "dir", spec.Dir)
 	return nil
 }
 
+// openConsole keeps the end of what the guest prints, until the machine ends or
+// closeConsole.
+func (v *VM) openConsole(ctx context.Context) error {
+	conn, err := v.sockets.dial(ctx, consoleSocket)
+	if err != nil {
+		return err
+	}
+	v.consoleConn = conn
+	v.outputs.Go(func() { v.console.drain(conn) })
+	return nil
+}
+
+func (v *VM) closeConsole() {
+	if v.consoleConn != nil {
+		v.consoleConn.Close()
+	}
+	v.outputs.Wait()
+}
+
 // connect opens QMP and waits for the main loop. The socket was listening
 // before the process started, so the first attempt succeeds and waits.
 func (v *VM) connect(ctx context.Context, opt Options) error {
-	if err := v.identify(); err != nil {
-		return err
-	}
 	// A process that ended cannot accept: the wait must end with it.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -148,7 +150,10 @@ func (v *VM) connect(ctx context.Context, opt Options) error {
 	var status struct {
 		Status string `json:"status"`
 	}
-	return q.execute(ctx, "query-status", nil, &status)
+	if err := q.execute(ctx, "query-status", nil, &status); err != nil {
+		return err
+	}
+	return v.process.identify()
 }
 
 // abandon kills a machine whose start failed and adds why it ended, if by
@@ -157,7 +162,7 @@ func (v *VM) abandon(err error) error {
 	select {
 	case <-v.exited:
 	default:
-		v.cmd.Process.Kill()
+		v.process.kill()
 	}
 	<-v.done
 	rmErr := v.remove()

@@ -47,13 +47,11 @@ func diskError(err error) error {
 }
 
 func (v *VM) saveToMemory(ctx context.Context) (*os.File, error) {
-	var status struct {
-		Running bool `json:"running"`
-	}
-	if err := v.execute(ctx, "query-status", nil, &status); err != nil {
+	paused, err := v.Paused(ctx)
+	if err != nil {
 		return nil, err
 	}
-	if status.Running {
+	if !paused {
 		return nil, protocol.Errorf(protocol.CodeInvalidArgument, "machine is not paused")
 	}
 	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)

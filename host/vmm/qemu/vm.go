@@ -4,37 +4,32 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
 	"sync"
-	"syscall"
 
-	"github.com/ratoon-project/ratoon/host/memory"
 	"github.com/ratoon-project/ratoon/host/vmm"
 	"github.com/ratoon-project/ratoon/protocol/link"
 )
 
-// Bounds of what is kept of a machine's output.
-const (
-	consoleTail = 64 << 10
-	logTail     = 16 << 10
-)
+// consoleTail bounds what is kept of a guest's output.
+const consoleTail = 64 << 10
 
 // VM is one QEMU process.
 type VM struct {
-	cmd       *exec.Cmd
-	startTime uint64
-	ram       []vmm.RAMRegion
-	sockets   *socketDir
-	qmp       *qmp // set before the VM is handed out
-	console   *tail
-	log       *tail
-	outputs   sync.WaitGroup // drains of console and log
-	exited    chan struct{}  // the process was reaped
-	done      chan struct{}  // and why it ended is known
-	remove    func() error   // once: what is left in the directory
+	process     *process
+	ram         []vmm.RAMRegion
+	sockets     *socketDir
+	qmp         *qmp // set before the VM is handed out
+	console     *tail
+	consoleConn *net.UnixConn
+	log         *os.File       // what QEMU prints; nil: not known
+	outputs     sync.WaitGroup // the drain of the console
+	exited      chan struct{}  // the process has ended
+	done        chan struct{}  // and why is known
+	unwatched   chan struct{}  // wait has returned
+	remove      func() error   // once: what is left in the directory
 
 	mu     sync.Mutex
 	reason vmm.Reason // told by events; "" if none was
@@ -43,11 +38,22 @@ type VM struct {
 
 var _ vmm.VM = (*VM)(nil)
 
+func newVM(spec vmm.Spec, sockets *socketDir) *VM {
+	return &VM{
+		ram: ramRegions(spec.MemoryBytes), sockets: sockets, console: newTail(consoleTail),
+		exited: make(chan struct{}), done: make(chan struct{}), unwatched: make(chan struct{}),
+		remove: sync.OnceValue(sockets.close),
+	}
+}
+
 // PID implements vmm.VM.
-func (v *VM) PID() int { return v.cmd.Process.Pid }
+func (v *VM) PID() int { return v.process.PID }
 
 // StartTime implements vmm.VM.
-func (v *VM) StartTime() uint64 { return v.startTime }
+func (v *VM) StartTime() uint64 { return v.process.StartTime }
+
+// Process implements vmm.VM.
+func (v *VM) Process() vmm.Process { return v.process.Process }
 
 // RAM implements vmm.VM.
 func (v *VM) RAM() []vmm.RAMRegion { return v.ram }
@@ -77,11 +83,23 @@ func (v *VM) Pause(ctx context.Context) error { return v.execute(ctx, "stop", ni
 // Resume implements vmm.VM.
 func (v *VM) Resume(ctx context.Context) error { return v.execute(ctx, "cont", nil, nil) }
 
+// Paused implements vmm.VM.
+func (v *VM) Paused(ctx context.Context) (bool, error) {
+	var status struct {
+		Running bool `json:"running"`
+	}
+	err := v.execute(ctx, "query-status", nil, &status)
+	return !status.Running, err
+}
+
 // Kill implements vmm.VM.
 func (v *VM) Kill(ctx context.Context) error {
-	// By pidfd or before Wait has reaped it: never another process.
-	if err := v.cmd.Process.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("kill machine: %w", err)
+	if err := v.process.kill(); err != nil {
+		select {
+		case <-v.done: // before its descriptor was closed
+		default:
+			return fmt.Errorf("kill machine: %w", err)
+		}
 	}
 	select {
 	case <-v.done:
@@ -137,7 +155,10 @@ func (v *VM) on(e event) {
 
 // wait reaps the process. The VM's goroutine.
 func (v *VM) wait(connected <-chan struct{}) {
-	v.cmd.Wait()
+	defer close(v.unwatched)
+	if v.process.await() != nil {
+		return // detached
+	}
 	close(v.exited)
 	v.outputs.Wait()
 	// The sockets' peers are gone, so QMP ends after what was still in it.
@@ -146,29 +167,28 @@ func (v *VM) wait(connected <-chan struct{}) {
 		<-v.qmp.done
 	}
 	v.mu.Lock()
-	v.end = &vmm.EndError{Reason: v.why(), Status: v.cmd.ProcessState.String(), Log: string(v.log.bytes())}
+	status, killed := v.process.status()
+	v.end = &vmm.EndError{Reason: v.why(killed), Status: status, Log: readLog(v.log)}
 	v.mu.Unlock()
+	if v.log != nil {
+		v.log.Close()
+	}
 	close(v.done)
+	v.process.close()
 }
 
 var panicLine = []byte("Kernel panic - not syncing")
 
 // why chooses the reason. Called with mu held, after the end.
-func (v *VM) why() vmm.Reason {
-	status, _ := v.cmd.ProcessState.Sys().(syscall.WaitStatus)
+func (v *VM) why(killed bool) vmm.Reason {
 	switch {
 	case v.reason == vmm.ReasonReset && bytes.Contains(v.console.bytes(), panicLine):
 		// Before pvpanic's module is there, a panic is seen as a reset only.
 		return vmm.ReasonPanic
 	case v.reason != "":
 		return v.reason
-	case status.Signaled() && status.Signal() == syscall.SIGKILL:
+	case killed:
 		return vmm.ReasonKilled
 	}
 	return vmm.ReasonExited
-}
-
-func (v *VM) identify() (err error) {
-	v.startTime, err = memory.StartTime(v.PID())
-	return err
 }

@@ -66,6 +66,13 @@ func Run(t *testing.T, opt Options) {
 		{"GuestEnds", s.testGuestEnds},
 		{"ConsoleFlood", s.testConsoleFlood},
 		{"Privileges", s.testPrivileges},
+		{"Adopted", s.testAdopted},
+		{"AdoptedOnce", s.testAdoptedOnce},
+		{"AdoptedInCapture", s.testAdoptedInCapture},
+		{"AdoptedLink", s.testAdoptedLink},
+		{"AdoptedEnds", s.testAdoptedEnds},
+		{"AdoptRefusals", s.testAdoptRefusals},
+		{"Detached", s.testDetached},
 	} {
 		t.Run(test.name, test.run)
 	}

@@ -1,6 +1,11 @@
 // Package vmmtest holds the tests that every driver of package vmm must pass,
 // with real machines and a guest of its own that needs nothing of agentd.
 //
+//	func TestMain(m *testing.M) {
+//		vmmtest.Host(qemu.New(qemu.Options{}))
+//		os.Exit(m.Run())
+//	}
+//
 //	func TestContract(t *testing.T) {
 //		vmmtest.Run(t, vmmtest.Options{Driver: qemu.New(qemu.Options{})})
 //	}

@@ -124,11 +124,13 @@ func (m *machine) connect(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.conn, m.in = conn, bufio.NewReader(conn)
+	m.converse(conn)
 	if got := m.say(t, "echo hello"); got != "hello" {
 		t.Fatalf("guest answered %q", got)
 	}
 }
+
+func (m *machine) converse(conn net.Conn) { m.conn, m.in = conn, bufio.NewReader(conn) }
 
 // say sends a command and returns the answer.
 func (m *machine) say(t testing.TB, format string, args ...any) string {

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ratoon-project/ratoon/protocol"
+	"github.com/ratoon-project/ratoon/protocol/link"
 )
 
 const page = 4096
@@ -32,9 +36,38 @@ func main() {
 			fmt.Println("load", name, err)
 		}
 	}
-	go echo(port("ratoon.bulk"))
-	p := port("ratoon.control")
-	serve(bufio.NewReader(p), p)
+	bulk, control := port("ratoon.bulk"), port("ratoon.control")
+	echoed := make(chan struct{})
+	go func() {
+		defer close(echoed)
+		echo(conn{bulk})
+	}()
+	serve(bufio.NewReader(conn{control}), conn{control})
+	// From here on the ports carry links.
+	bulk.SetReadDeadline(time.Now())
+	<-echoed
+	bulk.SetReadDeadline(time.Time{})
+	links(link.NewSerialPorts(control, bulk))
+}
+
+// links answers each outcome with a call that has its value as arguments.
+func links(ports link.Carrier) {
+	for {
+		l, err := link.Accept(context.Background(), ports, link.Options{})
+		for err == nil {
+			var m protocol.Message
+			if m, err = l.Receive(context.Background()); err == nil {
+				if o, ok := m.(*protocol.Outcome); ok {
+					err = l.Send(context.Background(), &protocol.Call{Key: o.Key, Kind: protocol.CallWhoami, Arguments: o.Value})
+				}
+			}
+		}
+		fmt.Println("link:", err)
+		if l != nil {
+			l.Close()
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 func must(err error) {
@@ -46,28 +79,26 @@ func must(err error) {
 }
 
 // conn hides that reads return 0 while no host is connected.
-type conn struct{ fd int }
+type conn struct{ *os.File }
 
 func (c conn) Read(p []byte) (int, error) {
 	for {
-		n, err := unix.Read(c.fd, p)
-		if n > 0 || err != nil && err != unix.EINTR {
+		n, err := c.File.Read(p)
+		if n > 0 || err != nil && err != io.EOF {
 			return n, err
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
 }
 
-func (c conn) Write(p []byte) (int, error) { return unix.Write(c.fd, p) }
-
-func port(name string) conn {
+func port(name string) *os.File {
 	for {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 		for _, n := range names {
 			if b, _ := os.ReadFile(n); strings.TrimSpace(string(b)) == name {
-				fd, err := unix.Open("/dev/"+filepath.Base(filepath.Dir(n)), unix.O_RDWR, 0)
+				f, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(n)), os.O_RDWR|unix.O_NONBLOCK, 0)
 				must(err)
-				return conn{fd}
+				return f
 			}
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -85,6 +116,10 @@ func serve(r *bufio.Reader, w io.Writer) {
 		f := strings.Fields(line)
 		if len(f) == 0 {
 			continue
+		}
+		if f[0] == "link" {
+			fmt.Fprintln(w, "ok")
+			return
 		}
 		answer, err := run(f, &region, &counter)
 		if err != nil {
