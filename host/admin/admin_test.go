@@ -16,16 +16,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"go.yaml.in/yaml/v3"
-
-	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/admin"
 	"github.com/ratoon-project/ratoon/host/daemon"
 	"github.com/ratoon-project/ratoon/host/machine"
 	"github.com/ratoon-project/ratoon/host/state"
 	"github.com/ratoon-project/ratoon/host/vmm"
+	"github.com/ratoon-project/ratoon/internal/fault"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -59,7 +60,7 @@ func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := admin.NewServer(d, admin.ServerOptions{Release: "test"})
+	srv := admin.NewServer(d, admin.ServerOptions{Release: "test", Audit: filepath.Join(dir, "audit")})
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	c := admin.NewClient(filepath.Join(dir, "s"))
@@ -299,6 +300,65 @@ func TestEvents(t *testing.T) {
 	}
 	if err := c.Events(t.Context(), seen[0].Cursor, false, note); err != nil || len(seen) != 1 {
 		t.Fatalf("after the last event: %v, %+v", err, seen[1:])
+	}
+}
+
+// TestAudit: what may have changed something is told with who asked for it; a
+// full disk does not hinder the request.
+func TestAudit(t *testing.T) {
+	c, _ := serve(t)
+	ask := func() {
+		if _, err := c.Snapshot(t.Context(), "x", admin.MakeSnapshot{}); protocol.CodeOf(err) != protocol.CodeNotFound {
+			t.Fatal(err)
+		}
+	}
+	clear := fault.Set("admin.audit", 1, fault.Error(unix.ENOSPC))
+	ask()
+	clear()
+	ask()
+	if _, err := c.Sandboxes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var b []byte
+	for began := time.Now(); len(b) == 0 && time.Since(began) < 10*time.Second; { // the line follows the answer
+		b, _ = os.ReadFile(filepath.Join(filepath.Dir(c.Socket()), "audit"))
+	}
+	var e struct {
+		UID          int
+		PID          int
+		Method, Path string
+		Status       int
+		Key          string
+	}
+	if err := json.Unmarshal(b, &e); err != nil { // one line
+		t.Fatalf("%v\n%s", err, b)
+	}
+	if e.UID != os.Getuid() || e.PID != os.Getpid() || e.Method != "POST" || e.Path != "/v1/sandboxes/x/snapshots" || e.Status != 404 || e.Key == "" {
+		t.Fatalf("got %+v", e)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	c, _ := serve(t)
+	if _, err := c.Sandboxes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := plain(c.Socket()).Get("http://x/v1/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`ratoon_requests_total{method="GET",route="/v1/sandboxes",status="200"} 1`, `ratoon_sandboxes{state="running"} 0`, "ratoon_machines 0",
+		`ratoon_checkpoint_bytes{class="named"} 0`, `ratoon_info{release="test"} 1`,
+	} {
+		if !strings.Contains(string(b), want+"\n") {
+			t.Errorf("no %s in\n%s", want, b)
+		}
 	}
 }
 

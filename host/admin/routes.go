@@ -12,7 +12,8 @@ func routes() []route {
 	return []route{
 		{method: "GET", path: "/v1/version", serve: (*Server).version},
 		{method: "GET", path: "/v1/openapi.yaml", serve: (*Server).openapi},
-		{method: "GET", path: "/v1/events", serve: (*Server).events},
+		{method: "GET", path: "/v1/metrics", serve: (*Server).metrics},
+		{method: "GET", path: "/v1/events", endless: true, serve: (*Server).events},
 
 		{method: "GET", path: "/v1/sandboxes", serve: (*Server).listSandboxes},
 		{method: "POST", path: "/v1/sandboxes", creates: true, serve: (*Server).createSandbox},
@@ -25,8 +26,8 @@ func routes() []route {
 
 		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs", serve: (*Server).listExecs},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs", creates: true, serve: (*Server).startExec},
-		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", serve: (*Server).output},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", stream: true, serve: (*Server).stdin},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", endless: true, serve: (*Server).output},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", stream: true, endless: true, serve: (*Server).stdin},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", serve: (*Server).signal},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", serve: (*Server).resize},
 

@@ -46,14 +46,18 @@ var openapi []byte
 // ServerOptions of NewServer.
 type ServerOptions struct {
 	Release string
-	Log     *slog.Logger
+	// Audit is the file that gets a line for each request that may have changed
+	// something; empty: none.
+	Audit string
+	Log   *slog.Logger
 }
 
 // Server serves one daemon.
 type Server struct {
-	d    *daemon.Daemon
-	opt  ServerOptions
-	http *http.Server
+	d        *daemon.Daemon
+	opt      ServerOptions
+	http     *http.Server
+	measured *metrics
 	// ctx ends with Shutdown: streams end with it.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -64,10 +68,10 @@ func NewServer(d *daemon.Daemon, o ServerOptions) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{d: d, opt: o}
+	s := &Server{d: d, opt: o, measured: newMetrics(d, o.Release)}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.http = &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		BaseContext: func(net.Listener) context.Context { return s.ctx }, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
+		BaseContext: func(net.Listener) context.Context { return s.ctx }, ConnContext: withPeer, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
 	return s
 }
 
@@ -92,6 +96,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 type route struct {
 	method, path string
 	creates      bool // takes an idempotency key
+	endless      bool // may be a stream that is followed
 	stream       bool // the body is read by the handler
 	serve        func(*Server, *request) error
 }
@@ -135,6 +140,8 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 				s.fail(rec, http.StatusInternalServerError, protocol.Errorf(protocol.CodeInternal, "the request met a defect; the daemon's log has more"))
 			}
 		}
+		s.measured.served(r, rec.status, time.Since(began))
+		s.audit(q, rec.status, began)
 		s.opt.Log.Debug("request", "method", q.Method, "path", q.URL.Path, "status", rec.status, "took", time.Since(began))
 	}()
 	if err := s.serveRoute(r, &request{Request: q, w: rec}); err != nil && rec.status == 0 {

@@ -136,7 +136,7 @@ func (o *serving) serve(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	srv := admin.NewServer(d, admin.ServerOptions{Release: Release(), Log: log})
+	srv := admin.NewServer(d, admin.ServerOptions{Release: Release(), Audit: filepath.Join(dir.DaemonPath(), "audit.log"), Log: log})
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	log.Info("ready", "socket", socket, "sandboxes", len(d.Sandboxes()))
