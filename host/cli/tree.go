@@ -34,6 +34,11 @@ func newTree(g *global) *cobra.Command {
 
 // tree shows one sandbox, which a daemon knows by name too, or all.
 func (g *global) tree(ctx context.Context, want string) error {
+	if want != "" {
+		if err := daemon.CheckRef(want); err != nil {
+			return err
+		}
+	}
 	dir, err := g.state()
 	if err != nil {
 		return err
@@ -42,6 +47,7 @@ func (g *global) tree(ctx context.Context, want string) error {
 	if err != nil {
 		return err
 	}
+	trees = slices.Grow(trees, 1) // never nil: no tree is [] as JSON
 	if want == "" || len(trees) == 0 {
 		private, err := g.readTrees(ctx, dir)
 		if err != nil {

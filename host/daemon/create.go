@@ -27,6 +27,14 @@ type Request struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
+// CheckRef says whether ref can be the id or the name of a sandbox.
+func CheckRef(ref string) error {
+	if _, err := protocol.ParseSandboxID(ref); err == nil || validName.MatchString(ref) {
+		return nil
+	}
+	return protocol.Errorf(protocol.CodeInvalidArgument, "%q is neither a sandbox id nor a name", clip(ref))
+}
+
 func (r *Request) complete() error {
 	r.Kind.MemoryBytes = cmp.Or(r.Kind.MemoryBytes, 256<<20)
 	r.Kind.CPUs = cmp.Or(r.Kind.CPUs, 1)
