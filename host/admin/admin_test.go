@@ -42,6 +42,12 @@ func (noVMM) Info(context.Context) (vmm.Info, error) { return vmm.Info{Name: "no
 func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
 	t.Cleanup(func() { goleak.VerifyNone(t) })
+	return another(t)
+}
+
+// another starts one more in the same test.
+func another(t *testing.T) (*admin.Client, *daemon.Daemon) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "") // short: a socket lies in it
 	if err != nil {
 		t.Fatal(err)

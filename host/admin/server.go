@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -15,6 +16,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +40,9 @@ const (
 	// bodyWait is how long a client may take to send one.
 	bodyWait = 30 * time.Second
 	maxKey   = 255
+	// keyedBody is how much of a body that is a stream tells requests with the
+	// same key apart.
+	keyedBody = 64 << 10
 )
 
 //go:embed openapi.yaml
@@ -116,10 +121,12 @@ func (s *Server) handler() http.Handler {
 		methods[r.path] = append(methods[r.path], r.method)
 	}
 	for path, allowed := range methods {
-		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) {
-			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
-		})
+		for _, method := range otherMethods(allowed) {
+			mux.HandleFunc(method+" "+path, func(w http.ResponseWriter, q *http.Request) {
+				w.Header().Set("Allow", strings.Join(allowed, ", "))
+				s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
+			})
+		}
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
 		s.fail(w, http.StatusNotFound, protocol.Errorf(protocol.CodeNotFound, "no such route; GET /v1/openapi.yaml describes all"))
@@ -130,11 +137,22 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
+// otherMethods are those that a path does not take. They are named one by one: a
+// path for all methods could not stand beside one with a variable.
+func otherMethods(allowed []string) []string {
+	all := []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodTrace, http.MethodConnect}
+	return slices.DeleteFunc(all, func(m string) bool { return slices.Contains(allowed, m) })
+}
+
 func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 	began := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	defer func() {
-		if v := recover(); v != nil {
+		switch v := recover(); v {
+		case nil:
+		case http.ErrAbortHandler:
+			defer panic(v) // the connection must not end as after a whole answer
+		default:
 			s.opt.Log.Error("request panicked", "route", r.path, "panic", v, "stack", string(debug.Stack()))
 			if rec.status == 0 {
 				s.fail(rec, http.StatusInternalServerError, protocol.Errorf(protocol.CodeInternal, "the request met a defect; the daemon's log has more"))
@@ -171,6 +189,12 @@ func (s *Server) once(r route, q *request, key string) error {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n", q.Method, q.URL.RequestURI())
 	h.Write(q.body)
+	if r.stream {
+		body := bufio.NewReaderSize(q.Body, keyedBody)
+		head, _ := body.Peek(keyedBody) // who reads on meets the error
+		h.Write(head)
+		q.Body = io.NopCloser(body)
+	}
 	q.Header.Del("Accept")
 	// The work goes on when the client goes: it may come back for the answer.
 	q.Request = q.WithContext(s.ctx)
