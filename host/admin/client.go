@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/daemon"
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -368,6 +369,21 @@ func (s *sink) Write(b []byte) (n int, err error) {
 func (c *Client) Import(ctx context.Context, r io.Reader) (out Checkpoint, err error) {
 	err = c.get(ctx, call{method: "POST", path: "/checkpoints/import", raw: io.NopCloser(r), key: NewKey()}, &out)
 	return out, err
+}
+
+// Verify has checkpoints (none: all) read to the last byte; progress may be nil.
+func (c *Client) Verify(ctx context.Context, ids []protocol.CheckpointID, progress func(checkpoint.Progress), report func(checkpoint.Report) error) error {
+	return elements(ctx, c, call{method: "POST", path: "/checkpoints/verify", body: Verify{ids}}, func(e VerifyElement) (bool, error) {
+		switch {
+		case e.Error != nil:
+			return true, e.Error.err()
+		case e.Report != nil:
+			return false, report(*e.Report)
+		case e.Progress != nil && progress != nil:
+			progress(*e.Progress)
+		}
+		return e.End != nil, nil
+	})
 }
 
 // Events calls f with each event from the cursor on; with follow until ctx

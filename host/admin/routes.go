@@ -36,6 +36,7 @@ func routes() []route {
 
 		{method: "GET", path: "/v1/checkpoints", serve: (*Server).listCheckpoints},
 		{method: "POST", path: "/v1/checkpoints/import", creates: true, stream: true, serve: (*Server).importCheckpoint},
+		{method: "POST", path: "/v1/checkpoints/verify", endless: true, serve: (*Server).verifyCheckpoints},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
 		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/export", endless: true, serve: (*Server).exportCheckpoint},

@@ -125,6 +125,23 @@ type (
 	Checkpoints struct {
 		Checkpoints []Checkpoint `json:"checkpoints"`
 	}
+	// Verify is the body of POST /v1/checkpoints/verify; without any, all are
+	// meant.
+	Verify struct {
+		Checkpoints []protocol.CheckpointID `json:"checkpoints,omitempty"`
+	}
+	// VerifyElement is one element of its answer.
+	VerifyElement struct {
+		Progress *checkpoint.Progress `json:"progress,omitempty"`
+		Report   *checkpoint.Report   `json:"report,omitempty"`
+		End      *VerifyEnd           `json:"end,omitempty"`
+		Error    *Error               `json:"error,omitempty"`
+	}
+	// VerifyEnd ends it.
+	VerifyEnd struct {
+		Checked int `json:"checked"`
+		Damaged int `json:"damaged"`
+	}
 	// EventElement is one element of GET /v1/events.
 	EventElement struct {
 		Event *daemon.Event `json:"event,omitempty"`

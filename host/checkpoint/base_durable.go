@@ -43,13 +43,13 @@ func (s *Store) makeBaseDurable(ctx context.Context, id protocol.BaseID) error {
 	if err := s.syncAll(string(id), steps); err != nil {
 		return err
 	}
-	if m.RAM.SHA256 == "" {
-		if m.RAM.SHA256, err = strongSum(ctx, filepath.Join(dir, nameRAM)); err != nil {
+	if m.RAM = m.RAM.known(); m.RAM.SHA256 == "" {
+		if m.RAM, err = sumRAM(ctx, filepath.Join(dir, nameRAM)); err != nil {
 			return err
 		}
 	}
 	if m.State != nil {
-		if m.State.SHA256, err = strongSum(ctx, filepath.Join(dir, nameState)); err != nil {
+		if m.State.SHA256, err = scanFile(ctx, filepath.Join(dir, nameState), *m.State); err != nil {
 			return err
 		}
 	}

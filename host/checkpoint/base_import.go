@@ -45,7 +45,7 @@ func (s *Store) ImportBase(ctx context.Context, from *Store, id protocol.BaseID)
 		return typed(protocol.CodeCaptureFailed, "import "+baseName(id), err)
 	}
 	if linked {
-		p.ramSum = m.RAM.SHA256
+		p.ram = m.RAM
 	}
 	// The checkpoint it was made from belongs to the other store.
 	m.From.Checkpoint = ""

@@ -33,6 +33,15 @@ type BaseManifest struct {
 type BaseRAM struct {
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
+	// Blocks say where damage is; once durable.
+	Blocks *Blocks `json:"blocks,omitempty"`
+}
+
+// Blocks are the checksums of equal pieces of a file, of which the last may be
+// shorter.
+type Blocks struct {
+	Size   int64    `json:"size"` // bytes of each, whole MiB
+	CRC32C []uint32 `json:"crc32c"`
 }
 
 // Origin says what a base was made from: a template's key, or a checkpoint
@@ -56,6 +65,9 @@ func (m BaseManifest) validate() error {
 		if _, err := protocol.ParseCheckpointID(string(m.From.Checkpoint)); err != nil {
 			return err
 		}
+	}
+	if !m.RAM.Blocks.validate(m.RAM.Size) {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "the blocks do not fit %d bytes", m.RAM.Size)
 	}
 	if m.RAM.Size <= 0 || m.State != nil && m.State.Size < 0 {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "a size is not positive")

@@ -20,8 +20,8 @@ type PendingBase struct {
 	id    protocol.BaseID
 	dir   string
 	end   sync.Once
-	// ramSum is the strong digest when it is known before.
-	ramSum string
+	// ram holds the checksums when they are known before.
+	ram BaseRAM
 }
 
 // BeginBase makes a temporary directory for a base. The caller ends it with
@@ -94,7 +94,10 @@ func (p *PendingBase) publish(ctx context.Context, m BaseManifest) error {
 	if err != nil {
 		return fmt.Errorf("read ram: %w", err)
 	}
-	m.RAM = BaseRAM{Size: size, SHA256: p.ramSum}
+	m.RAM = BaseRAM{Size: size}
+	if p.ram.Size == size {
+		m.RAM = p.ram.known()
+	}
 	chmod := os.Chmod(p.RAMPath(), fileMode)
 	m.State = nil
 	state, err := fileOf(p.StatePath())

@@ -2,9 +2,6 @@ package checkpoint
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
-	"fmt"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -43,28 +40,11 @@ func (s *Store) VerifyBase(ctx context.Context, id protocol.BaseID) error {
 	if known {
 		return nil
 	}
-	got, err := strongSum(ctx, path)
-	if err == nil && got != m.RAM.SHA256 {
-		err = fmt.Errorf("%w: sha256 %s, want %s", errDamaged, got, m.RAM.SHA256)
-	}
-	if err != nil {
+	if err := m.RAM.verify(ctx, path, nil); err != nil {
 		return unusable(baseName(id), nameRAM, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checked[mark] = struct{}{}
 	return nil
-}
-
-func strongSum(ctx context.Context, path string) (string, error) {
-	f, _, err := openRegular(path)
-	if err != nil {
-		return "", err
-	}
-	h := sha256.New()
-	_, err = copyContext(ctx, h, f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return "", err
-	}
-	return hexSum(h), nil
 }

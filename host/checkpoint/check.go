@@ -9,15 +9,15 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
-	"path/filepath"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
 // Check reads a checkpoint whole: sizes, the state's crc32c and the crc32c of
-// every run; of its base that it is there and was either durable or published
-// in this boot of the host. It is what must pass after a host reboot before a
-// checkpoint that was not durable is used.
+// every run, and the strong digests of both files if it is durable; of its base
+// that it is there and was either durable or published in this boot of the
+// host. It is what must pass after a host reboot before a checkpoint that was
+// not durable is used.
 func (s *Store) Check(ctx context.Context, id protocol.CheckpointID) error {
 	m, err := s.Get(id)
 	if err != nil {
@@ -26,13 +26,13 @@ func (s *Store) Check(ctx context.Context, id protocol.CheckpointID) error {
 	if err := s.CheckBase(m.Base); err != nil {
 		return fmt.Errorf("%s: %w", checkpointName(id), err)
 	}
-	_, err = s.scan(ctx, m)
+	_, err = s.scan(ctx, id, io.Discard)
 	return err
 }
 
-// Verify does what Check does, and holds the files and the base to their
-// strong digests. A checkpoint that is not durable has none: it is refused
-// with CodeInvalidArgument.
+// Verify does what Check does, and holds the content as a whole and the base to
+// their strong digests. A checkpoint that is not durable has none: it is
+// refused with CodeInvalidArgument.
 func (s *Store) Verify(ctx context.Context, id protocol.CheckpointID) error {
 	m, err := s.Get(id)
 	if err != nil {
@@ -41,21 +41,8 @@ func (s *Store) Verify(ctx context.Context, id protocol.CheckpointID) error {
 	if !m.Durable {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "%s is not durable and has no strong digests", checkpointName(id))
 	}
-	got, err := s.scan(ctx, m)
-	if err != nil {
+	if err := s.Check(ctx, id); err != nil {
 		return err
-	}
-	for _, f := range []struct{ name, got, want string }{
-		{nameState, got.state, m.Files.State.SHA256},
-		{namePages, got.pages, m.Files.Pages.SHA256},
-	} {
-		if f.got != f.want {
-			return unusable(checkpointName(id), f.name, fmt.Errorf("%w: sha256 %s, want %s", errDamaged, f.got, f.want))
-		}
-	}
-	m.Files.State.SHA256, m.Files.Pages.SHA256 = got.state, got.pages
-	if d := m.contentDigest(); d != m.Digest {
-		return unusable(checkpointName(id), nameManifest, fmt.Errorf("%w: digest %s, want %s", errDamaged, d, m.Digest))
 	}
 	if err := s.VerifyBase(ctx, m.Base); err != nil {
 		return fmt.Errorf("%s: %w", checkpointName(id), err)
@@ -66,18 +53,52 @@ func (s *Store) Verify(ctx context.Context, id protocol.CheckpointID) error {
 // digests are the sha256 of a checkpoint's files, in hex.
 type digests struct{ state, pages string }
 
-// scan reads both files once, holding them to their crc32c.
-func (s *Store) scan(ctx context.Context, m Manifest) (digests, error) {
-	dir := s.checkpointDir(m.ID)
-	state, err := scanFile(ctx, filepath.Join(dir, nameState), m.Files.State)
+// scan reads the files of a checkpoint once and holds them to their checksums.
+// also gets what is read.
+func (s *Store) scan(ctx context.Context, id protocol.CheckpointID, also io.Writer) (digests, error) {
+	c, err := s.files(id)
 	if err != nil {
-		return digests{}, s.gone(m.ID, unusable(checkpointName(m.ID), nameState, err))
+		return digests{}, err
 	}
-	pages, err := scanPages(ctx, filepath.Join(dir, namePages), m.Files.Pages.Runs)
+	got, err := c.scan(ctx, also)
+	return got, errors.Join(err, c.Close())
+}
+
+func (c *content) scan(ctx context.Context, also io.Writer) (got digests, err error) {
+	if got.state, err = c.scanState(ctx, also); err != nil {
+		return got, err
+	}
+	if got.pages, err = c.scanPages(ctx, also); err != nil {
+		return got, err
+	}
+	m := c.manifest
+	if d := m.contentDigest(); m.Durable && d != m.Digest {
+		return got, unusable(checkpointName(m.ID), nameManifest, damagedAt(0, "digest %s, want %s", d, m.Digest))
+	}
+	return got, nil
+}
+
+// scanState reads the device state to its end.
+func (c *content) scanState(ctx context.Context, also io.Writer) (string, error) {
+	digest, err := c.manifest.Files.State.scan(ctx, c.state, also)
 	if err != nil {
-		return digests{}, s.gone(m.ID, unusable(checkpointName(m.ID), namePages, err))
+		return "", unusable(checkpointName(c.manifest.ID), nameState, err)
 	}
-	return digests{state, pages}, nil
+	return digest, nil
+}
+
+// scanPages reads the pages to their end.
+func (c *content) scanPages(ctx context.Context, also io.Writer) (string, error) {
+	want := c.manifest.Files.Pages
+	strong := sha256.New()
+	err := scanRuns(ctx, c.pages, want.Runs, io.MultiWriter(strong, also))
+	if got := hexSum(strong); err == nil && want.SHA256 != "" && want.SHA256 != got {
+		err = damagedAt(0, "sha256 %s, want %s", got, want.SHA256)
+	}
+	if err != nil {
+		return "", unusable(checkpointName(c.manifest.ID), namePages, err)
+	}
+	return hexSum(strong), nil
 }
 
 func scanFile(ctx context.Context, path string, want File) (string, error) {
@@ -85,28 +106,25 @@ func scanFile(ctx context.Context, path string, want File) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	strong, sum := sha256.New(), crc32.New(castagnoli)
-	n, err := copyContext(ctx, io.MultiWriter(strong, sum), f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return "", err
-	}
-	if n != want.Size || sum.Sum32() != want.CRC32C {
-		return "", fmt.Errorf("%w: %d bytes with crc32c %08x, want %d with %08x", errDamaged, n, sum.Sum32(), want.Size, want.CRC32C)
-	}
-	return hexSum(strong), nil
+	digest, err := want.scan(ctx, f, io.Discard)
+	return digest, errors.Join(err, f.Close())
 }
 
-func scanPages(ctx context.Context, path string, runs Runs) (string, error) {
-	f, _, err := openRegular(path)
-	if err != nil {
+// scan reads a file to its end, holds it to its checksums, and returns its
+// sha256.
+func (f File) scan(ctx context.Context, r io.Reader, also io.Writer) (string, error) {
+	strong, sum := sha256.New(), crc32.New(castagnoli)
+	n, err := copyContext(ctx, io.MultiWriter(strong, sum, also), r)
+	got := hexSum(strong)
+	switch {
+	case err != nil:
 		return "", err
+	case n != f.Size || sum.Sum32() != f.CRC32C:
+		return "", damagedAt(0, "%d bytes with crc32c %08x, want %d with %08x", n, sum.Sum32(), f.Size, f.CRC32C)
+	case f.SHA256 != "" && f.SHA256 != got:
+		return "", damagedAt(0, "sha256 %s, want %s", got, f.SHA256)
 	}
-	strong := sha256.New()
-	err = scanRuns(ctx, f, runs, strong)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return "", err
-	}
-	return hexSum(strong), nil
+	return got, nil
 }
 
 func scanRuns(ctx context.Context, r io.Reader, runs Runs, also io.Writer) error {
@@ -118,17 +136,20 @@ func scanRuns(ctx context.Context, r io.Reader, runs Runs, also io.Writer) error
 		}
 		sum.Reset()
 		n, err := copyContext(ctx, io.MultiWriter(sum, also), io.LimitReader(r, run.Length))
+		if d, ok := errors.AsType[*damage](err); ok {
+			d.offset += at
+		}
 		if err != nil {
 			return err
 		}
 		if n != run.Length || sum.Sum32() != run.CRC {
-			return fmt.Errorf("%w: run %d at byte %d: %d bytes with crc32c %08x, want %d with %08x",
-				errDamaged, i, at, n, sum.Sum32(), run.Length, run.CRC)
+			return damagedAt(at, "run %d of %d bytes, guest memory from %#x on, has crc32c %08x in %d bytes, want %08x",
+				i, run.Length, run.Offset, sum.Sum32(), n, run.CRC)
 		}
 		at += n
 	}
 	if n, err := io.ReadFull(r, make([]byte, 1)); err != io.EOF {
-		return errors.Join(fmt.Errorf("%w: %d bytes after the last run", errDamaged, n), err)
+		return errors.Join(damagedAt(at, "%d bytes after the last run", n), err)
 	}
 	return nil
 }

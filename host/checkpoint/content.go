@@ -17,43 +17,53 @@ import (
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// content is a checkpoint with its base whose files are open: it can be read
-// to the end, whatever is removed meanwhile.
+// content is a checkpoint whose files are open: it can be read to the end,
+// whatever is removed meanwhile.
 type content struct {
 	manifest Manifest
-	base     BaseManifest
-	ram      *os.File
 	state    *os.File
 	pages    *os.File
+
+	// Of its base; zero where only the files of the checkpoint are wanted.
+	base BaseManifest
+	ram  *os.File
 }
 
-// content opens the files of a checkpoint.
-func (s *Store) content(id protocol.CheckpointID) (*content, error) {
+// files opens the files of a checkpoint, without its base.
+func (s *Store) files(id protocol.CheckpointID) (*content, error) {
 	m, err := s.Get(id)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.CheckBase(m.Base); err != nil {
-		return nil, fmt.Errorf("%s: %w", checkpointName(id), err)
-	}
-	b, err := s.Base(m.Base)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", checkpointName(id), err)
-	}
-	c, err := openContent(s.checkpointDir(id), s.baseDir(b.ID), m, b)
+	c, err := openFiles(s.checkpointDir(id), m)
 	if err != nil {
 		return nil, s.gone(id, err)
 	}
 	return c, nil
 }
 
-// openContent opens what lies in these directories.
-func openContent(dir, baseDir string, m Manifest, b BaseManifest) (*content, error) {
-	c := &content{manifest: m, base: b}
-	var err error
-	if c.ram, _, err = openRegular(filepath.Join(baseDir, nameRAM)); err != nil {
-		return nil, errors.Join(unusable(baseName(b.ID), nameRAM, err), c.Close())
+// content opens the files of a checkpoint and of its base.
+func (s *Store) content(id protocol.CheckpointID) (*content, error) {
+	c, err := s.files(id)
+	if err != nil {
+		return nil, err
 	}
+	if err = s.CheckBase(c.manifest.Base); err == nil {
+		c.base, err = s.Base(c.manifest.Base)
+	}
+	if err == nil {
+		err = c.openRAM(s.baseDir(c.base.ID))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", checkpointName(id), err), c.Close())
+	}
+	return c, nil
+}
+
+// openFiles opens what lies in the directory of a checkpoint.
+func openFiles(dir string, m Manifest) (*content, error) {
+	c := &content{manifest: m}
+	var err error
 	if c.state, _, err = openRegular(filepath.Join(dir, nameState)); err != nil {
 		return nil, errors.Join(unusable(checkpointName(m.ID), nameState, err), c.Close())
 	}
@@ -61,6 +71,14 @@ func openContent(dir, baseDir string, m Manifest, b BaseManifest) (*content, err
 		return nil, errors.Join(unusable(checkpointName(m.ID), namePages, err), c.Close())
 	}
 	return c, nil
+}
+
+// openRAM opens what lies in the directory of the base.
+func (c *content) openRAM(dir string) (err error) {
+	if c.ram, _, err = openRegular(filepath.Join(dir, nameRAM)); err != nil {
+		return unusable(baseName(c.base.ID), nameRAM, err)
+	}
+	return nil
 }
 
 // Close closes the files.

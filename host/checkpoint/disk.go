@@ -69,12 +69,13 @@ func wantSize(path string, want int64) error {
 		return err
 	}
 	if got != want {
-		return fmt.Errorf("%w: %d bytes, want %d", errDamaged, got, want)
+		return damagedAt(min(got, want), "it has %d bytes, want %d", got, want)
 	}
 	return nil
 }
 
-// copyContext is io.Copy that ends with ctx.
+// copyContext is io.Copy that ends with ctx. What cannot be read is damage at
+// an offset of src.
 func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, error) {
 	pooled := buffers.Get().(*[]byte)
 	defer buffers.Put(pooled)
@@ -93,7 +94,7 @@ func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, erro
 			return n, nil
 		}
 		if err != nil {
-			return n, err
+			return n, damagedAt(n, "%v", err)
 		}
 	}
 }

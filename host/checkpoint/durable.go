@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,7 +44,7 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 	}); err != nil {
 		return s.gone(id, typed(protocol.CodeCaptureFailed, what, err))
 	}
-	sums, err := s.scan(ctx, m)
+	sums, err := s.scan(ctx, id, io.Discard)
 	if err != nil {
 		return typed(protocol.CodeCaptureFailed, what, err)
 	}

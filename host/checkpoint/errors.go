@@ -15,6 +15,22 @@ var (
 	errNewer   = errors.New("written by a newer release")
 )
 
+// damage is content that is not what a manifest says, or cannot be read, from a
+// byte of a file on.
+type damage struct {
+	offset int64
+	reason string
+}
+
+func (d *damage) Error() string { return fmt.Sprintf("damaged at byte %d: %s", d.offset, d.reason) }
+
+// Is makes it errDamaged.
+func (d *damage) Is(target error) bool { return target == errDamaged }
+
+func damagedAt(offset int64, format string, args ...any) error {
+	return &damage{offset, fmt.Sprintf(format, args...)}
+}
+
 // failure is an error with a protocol code and the cause that errors.Is finds.
 type failure struct {
 	coded *protocol.Error
@@ -48,6 +64,9 @@ func unusable(what, file string, err error) error {
 	e := typed(protocol.CodeCheckpointLost, what+": file "+file, err)
 	if f, ok := errors.AsType[*failure](e); ok {
 		f.coded = f.coded.With("file", file)
+		if d, ok := errors.AsType[*damage](err); ok {
+			f.coded = f.coded.With("offset", d.offset)
+		}
 	}
 	return e
 }

@@ -246,21 +246,22 @@ func (in *incoming) finishRAM(context.Context) error {
 	if in.base.Durable && digest != in.base.RAM.SHA256 {
 		return in.bad(fmt.Errorf("the base has sha256 %s, want %s", digest, in.base.RAM.SHA256))
 	}
-	if in.ram != nil {
-		in.ram.ramSum = digest
-	} else if err := in.sameBase(digest); err != nil {
-		return err
+	in.base.RAM = BaseRAM{Size: in.base.RAM.Size, SHA256: digest}
+	if in.ram == nil {
+		if err := in.sameBase(); err != nil {
+			return err
+		}
 	}
 	return in.create(in.pending.StatePath())
 }
 
 // sameBase holds the base that is here to the digest of the one that came.
-func (in *incoming) sameBase(digest string) error {
+func (in *incoming) sameBase() error {
 	have, err := in.store.Base(in.base.ID)
 	if err != nil {
 		return err
 	}
-	if have.RAM.Size != in.base.RAM.Size || have.RAM.SHA256 != digest {
+	if !have.RAM.equal(in.base.RAM) {
 		return protocol.Errorf(protocol.CodeConflict, "%s is here with another content", baseName(in.base.ID))
 	}
 	return nil
@@ -277,19 +278,31 @@ func (in *incoming) finishPages(context.Context) error { return in.close(in.mani
 
 // check holds the files to their checksums.
 func (in *incoming) check(ctx context.Context) error {
-	m := in.manifest
-	state, err := scanFile(ctx, in.pending.StatePath(), m.Files.State)
+	c, err := in.content()
 	if err != nil {
-		return in.bad(fmt.Errorf("device state: %w", err))
+		return err
 	}
-	pages, err := scanPages(ctx, in.pending.PagesPath(), m.Files.Pages.Runs)
+	if _, err = c.scan(ctx, io.Discard); err != nil {
+		err = in.bad(err)
+	}
+	return errors.Join(err, c.Close())
+}
+
+// content opens what was read.
+func (in *incoming) content() (*content, error) {
+	baseDir := in.store.baseDir(in.base.ID)
+	if in.ram != nil {
+		baseDir = filepath.Dir(in.ram.RAMPath())
+	}
+	c, err := openFiles(in.pending.dir, in.manifest)
 	if err != nil {
-		return in.bad(fmt.Errorf("pages: %w", err))
+		return nil, err
 	}
-	if m.Durable && (state != m.Files.State.SHA256 || pages != m.Files.Pages.SHA256 || m.contentDigest() != m.Digest) {
-		return in.bad(errors.New("the content has another digest than its manifest says"))
+	c.base = in.base
+	if err := c.openRAM(baseDir); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
-	return nil
+	return c, nil
 }
 
 // publish makes what was read a checkpoint, or compares it with the one that
@@ -329,13 +342,19 @@ func (in *incoming) publishBase(ctx context.Context) error {
 		return nil
 	}
 	there, err := exists(in.store.baseDir(in.base.ID))
-	if err != nil || !there {
-		return errors.Join(err, in.ram.Publish(ctx, BaseManifest{ID: in.base.ID}))
+	if err != nil {
+		return err
 	}
+	if !there {
+		if err := in.ram.Publish(ctx, BaseManifest{ID: in.base.ID}); err != nil {
+			return err
+		}
+	}
+	// It reads the base back from the disk, so this holds for both.
 	if err := in.store.makeBaseDurable(ctx, in.base.ID); err != nil {
 		return err
 	}
-	return in.sameBase(in.ram.ramSum)
+	return in.sameBase()
 }
 
 // compare tells whether the checkpoint that is here is the one that came.
@@ -346,11 +365,7 @@ func (in *incoming) compare(ctx context.Context) (m Manifest, err error) {
 		return m, fmt.Errorf("it is here: %w", err)
 	}
 	defer func() { err = errors.Join(err, have.Close()) }()
-	baseDir := s.baseDir(in.base.ID)
-	if in.ram != nil {
-		baseDir = filepath.Dir(in.ram.RAMPath())
-	}
-	came, err := openContent(in.pending.dir, baseDir, in.manifest, in.base)
+	came, err := in.content()
 	if err != nil {
 		return m, err
 	}

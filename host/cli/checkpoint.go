@@ -20,7 +20,7 @@ import (
 func newCheckpoint(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
-		Short: "List, show, export, import and remove checkpoints",
+		Short: "List, show, verify, export, import and remove checkpoints",
 		Args:  arguments(cobra.NoArgs), // an unknown command
 		RunE:  func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
@@ -44,7 +44,7 @@ func newCheckpoint(g *global) *cobra.Command {
 	}
 	outputFlag(ls, g)
 	outputFlag(show, g)
-	cmd.AddCommand(ls, show, newExport(g), newImport(g), rm)
+	cmd.AddCommand(ls, show, newVerify(g), newExport(g), newImport(g), rm)
 	return cmd
 }
 
@@ -54,14 +54,14 @@ type stored struct {
 	checkpoint.Manifest
 }
 
-// readCheckpoints lists what all run directories hold. Bad ones are told on
-// standard error.
-func (g *global) readCheckpoints(dir *state.Dir) ([]stored, error) {
+// stores opens the stores of all run directories, and of ratoond's, for
+// reading.
+func (g *global) stores(dir *state.Dir) ([]*checkpoint.Store, error) {
 	paths, err := dir.Paths()
 	if err != nil {
 		return nil, err
 	}
-	all := []stored{}
+	var all []*checkpoint.Store
 	for _, path := range append(paths, dir.DaemonPath()) {
 		if _, err := os.Stat(filepath.Join(path, "journal.db")); err != nil {
 			continue
@@ -70,16 +70,30 @@ func (g *global) readCheckpoints(dir *state.Dir) ([]stored, error) {
 		if err != nil {
 			continue // removed meanwhile, or not yet made
 		}
+		all = append(all, store)
+	}
+	return all, nil
+}
+
+// readCheckpoints lists what all run directories hold. Bad ones are told on
+// standard error.
+func (g *global) readCheckpoints(dir *state.Dir) ([]stored, error) {
+	stores, err := g.stores(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := []stored{}
+	for _, store := range stores {
 		list, damaged, err := store.List()
 		if err != nil {
-			return nil, fmt.Errorf("list checkpoints of %s: %w", path, err)
+			return nil, fmt.Errorf("list checkpoints of %s: %w", store.Dir(), err)
 		}
 		for _, d := range damaged {
 			fmt.Fprintf(g.err, "ratoon: damaged: %s: %s\n", line(d.ID), line(d.Err.Error()))
 		}
 		for _, m := range list {
 			if m.Class != checkpoint.ClassInternal {
-				all = append(all, stored{path, m})
+				all = append(all, stored{store.Dir(), m})
 			}
 		}
 	}

@@ -44,11 +44,25 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+// damage flips a bit in the files of a name: damage NAME BYTE.
+func damage(ts *testscript.TestScript, _ bool, args []string) {
+	at, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	paths, err := filepath.Glob(filepath.Join(ts.Getenv(state.Env), "runs", "*", "*", "*", args[0]))
+	ts.Check(err)
+	for _, path := range paths {
+		b, err := os.ReadFile(path)
+		ts.Check(err)
+		b[at] ^= 1
+		ts.Check(errors.Join(os.Remove(path), os.WriteFile(path, b, 0o400)))
+	}
+}
+
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir:  "testdata/script",
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status, "damage": damage},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv(state.Env, e.WorkDir+"/state")
 			e.Setenv("HOME", e.WorkDir)
