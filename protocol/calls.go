@@ -150,7 +150,7 @@ type (
 		ID       CheckpointID `msgpack:"id" json:"id"`
 		Timeline TimelineID   `msgpack:"timeline" json:"timeline"`
 		Label    string       `msgpack:"label,omitempty" json:"label,omitempty"`
-		Class    string       `msgpack:"class" json:"class"` // named, auto, internal
+		Class    string       `msgpack:"class" json:"class"` // named, pinned, auto, internal
 		Durable  bool         `msgpack:"durable" json:"durable"`
 		Created  int64        `msgpack:"created" json:"created"` // Unix nanoseconds
 		Bytes    int64        `msgpack:"bytes" json:"bytes"`

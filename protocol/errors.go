@@ -78,7 +78,7 @@ var remedies = map[Code]string{
 	CodeForeignCheckpoint: "a guest may name checkpoints of its own tree only",
 	CodeCheckpointLost:    "the checkpoint's files are gone or damaged; use another one",
 	CodeCheckpointRefused: "it was made by another VMM, CPU model, kernel, image or release; the message names which",
-	CodeCheckpointInUse:   "others are based on it; remove those first, or remove with --cascade",
+	CodeCheckpointInUse:   "others are based on it, an operation needs it, or it is pinned; remove those first, with --cascade, or unpin it",
 	CodeSandboxStopped:    "its machine died; restore one of its checkpoints",
 	CodeNoModel:           "start with --llm (see `ratoon run --help`)",
 	CodeModelFailed:       "the model's server refused or failed; the message holds its answer",

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -28,8 +29,13 @@ func (s *Server) listCheckpoints(q *request) error {
 	return q.answer(http.StatusOK, out)
 }
 
+// checkpoint is the id that the path names.
+func (q *request) checkpoint() (protocol.CheckpointID, error) {
+	return protocol.ParseCheckpointID(q.PathValue("checkpoint"))
+}
+
 func (s *Server) showCheckpoint(q *request) error {
-	id, err := protocol.ParseCheckpointID(q.PathValue("checkpoint"))
+	id, err := q.checkpoint()
 	if err != nil {
 		return err
 	}
@@ -40,13 +46,82 @@ func (s *Server) showCheckpoint(q *request) error {
 	return q.answer(http.StatusOK, checkpointOf(m))
 }
 
-func (s *Server) removeCheckpoint(q *request) error {
-	id, err := protocol.ParseCheckpointID(q.PathValue("checkpoint"))
+// changeCheckpoint changes how long one is kept.
+func (s *Server) changeCheckpoint(q *request) error {
+	id, err := q.checkpoint()
 	if err != nil {
 		return err
+	}
+	var body ChangeCheckpoint
+	if err := q.decode(&body); err != nil {
+		return err
+	}
+	if _, err := s.d.Checkpoint(id); err != nil {
+		return err
+	}
+	if body.Pinned != nil {
+		if err := s.d.Pin(q.Context(), id, *body.Pinned); err != nil {
+			return err
+		}
+	}
+	if body.Expires != nil {
+		var at time.Time
+		if *body.Expires != "" {
+			if at, err = time.Parse(time.RFC3339, *body.Expires); err != nil {
+				return protocol.Errorf(protocol.CodeInvalidArgument, "expires: want a time as in RFC 3339, or nothing: %v", err)
+			}
+		}
+		if err := s.d.Expire(id, at); err != nil {
+			return err
+		}
+	}
+	return s.showCheckpoint(q)
+}
+
+// dependents lists what a removal with cascade would remove.
+func (s *Server) dependents(q *request) error {
+	id, err := q.checkpoint()
+	if err != nil {
+		return err
+	}
+	list, err := s.d.Dependents(id)
+	if err != nil {
+		return err
+	}
+	out := Checkpoints{Checkpoints: []Checkpoint{}}
+	for _, m := range list {
+		out.Checkpoints = append(out.Checkpoints, checkpointOf(m))
+	}
+	return q.answer(http.StatusOK, out)
+}
+
+func (s *Server) removeCheckpoint(q *request) error {
+	id, err := q.checkpoint()
+	if err != nil {
+		return err
+	}
+	cascade, err := q.flag("cascade")
+	if err != nil {
+		return err
+	}
+	if cascade {
+		removed, err := s.d.RemoveCheckpoints(q.Context(), id)
+		if err != nil {
+			return err
+		}
+		return q.answer(http.StatusOK, Removed{removed})
 	}
 	if err := s.d.RemoveCheckpoint(q.Context(), id); err != nil {
 		return err
 	}
 	return q.done()
+}
+
+// usage tells what takes disk space.
+func (s *Server) usage(q *request) error {
+	u, err := s.d.Usage()
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, u)
 }

@@ -336,12 +336,42 @@ func (c *Client) Checkpoints(ctx context.Context, sandbox string) ([]Checkpoint,
 
 // RemoveCheckpoint removes one.
 func (c *Client) RemoveCheckpoint(ctx context.Context, id protocol.CheckpointID) error {
-	return c.get(ctx, call{method: "DELETE", path: "/checkpoints/" + url.PathEscape(string(id))}, nil)
+	return c.get(ctx, call{method: "DELETE", path: ofCheckpoint(id, "")}, nil)
+}
+
+func ofCheckpoint(id protocol.CheckpointID, more string) string {
+	return "/checkpoints/" + url.PathEscape(string(id)) + more
+}
+
+// ChangeCheckpoint changes how long one is kept.
+func (c *Client) ChangeCheckpoint(ctx context.Context, id protocol.CheckpointID, change ChangeCheckpoint) (out Checkpoint, err error) {
+	err = c.get(ctx, call{method: "PATCH", path: ofCheckpoint(id, ""), body: change}, &out)
+	return out, err
+}
+
+// Dependents lists what RemoveCheckpoints would remove, the checkpoint last.
+func (c *Client) Dependents(ctx context.Context, id protocol.CheckpointID) ([]Checkpoint, error) {
+	var out Checkpoints
+	err := c.get(ctx, call{method: "GET", path: ofCheckpoint(id, "/dependents")}, &out)
+	return out.Checkpoints, err
+}
+
+// RemoveCheckpoints removes one with all that depends on it.
+func (c *Client) RemoveCheckpoints(ctx context.Context, id protocol.CheckpointID) ([]protocol.CheckpointID, error) {
+	var out Removed
+	err := c.get(ctx, call{method: "DELETE", path: ofCheckpoint(id, ""), query: url.Values{"cascade": {"true"}}}, &out)
+	return out.Removed, err
+}
+
+// Usage tells what takes disk space.
+func (c *Client) Usage(ctx context.Context) (out daemon.Usage, err error) {
+	err = c.get(ctx, call{method: "GET", path: "/usage"}, &out)
+	return out, err
 }
 
 // Export writes a checkpoint as a file to w.
 func (c *Client) Export(ctx context.Context, id protocol.CheckpointID, w io.Writer) error {
-	resp, err := c.do(ctx, call{method: "GET", path: "/checkpoints/" + url.PathEscape(string(id)) + "/export"})
+	resp, err := c.do(ctx, call{method: "GET", path: ofCheckpoint(id, "/export")})
 	if err != nil {
 		return err
 	}

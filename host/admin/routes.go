@@ -13,6 +13,7 @@ func routes() []route {
 		{method: "GET", path: "/v1/version", serve: (*Server).version},
 		{method: "GET", path: "/v1/openapi.yaml", serve: (*Server).openapi},
 		{method: "GET", path: "/v1/metrics", serve: (*Server).metrics},
+		{method: "GET", path: "/v1/usage", serve: (*Server).usage},
 		{method: "GET", path: "/v1/events", endless: true, serve: (*Server).events},
 
 		{method: "GET", path: "/v1/sandboxes", serve: (*Server).listSandboxes},
@@ -38,6 +39,8 @@ func routes() []route {
 		{method: "POST", path: "/v1/checkpoints/import", creates: true, stream: true, serve: (*Server).importCheckpoint},
 		{method: "POST", path: "/v1/checkpoints/verify", endless: true, serve: (*Server).verifyCheckpoints},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
+		{method: "PATCH", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).changeCheckpoint},
+		{method: "GET", path: "/v1/checkpoints/{checkpoint}/dependents", serve: (*Server).dependents},
 		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/export", endless: true, serve: (*Server).exportCheckpoint},
 	}

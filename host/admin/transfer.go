@@ -1,17 +1,13 @@
 package admin
 
-import (
-	"net/http"
-
-	"github.com/ratoon-project/ratoon/protocol"
-)
+import "net/http"
 
 const exportType = "application/vnd.ratoon.checkpoint"
 
 // exportCheckpoint answers a checkpoint as a file. One without its end was
 // cut.
 func (s *Server) exportCheckpoint(q *request) error {
-	id, err := protocol.ParseCheckpointID(q.PathValue("checkpoint"))
+	id, err := q.checkpoint()
 	if err != nil {
 		return err
 	}

@@ -117,6 +117,7 @@ type (
 		Class       string                `json:"class"`
 		Durable     bool                  `json:"durable"`
 		Created     time.Time             `json:"created"`
+		Expires     time.Time             `json:"expires,omitzero"`
 		Bytes       int64                 `json:"bytes"`
 		MemoryBytes int64                 `json:"memory_bytes"`
 		VMM         string                `json:"vmm"`
@@ -124,6 +125,17 @@ type (
 	// Checkpoints is the answer of GET /v1/checkpoints.
 	Checkpoints struct {
 		Checkpoints []Checkpoint `json:"checkpoints"`
+	}
+	// ChangeCheckpoint is the body of PATCH /v1/checkpoints/{checkpoint}; what is
+	// nil stays as it is.
+	ChangeCheckpoint struct {
+		Pinned *bool `json:"pinned,omitempty"`
+		// Expires is a time as in RFC 3339; empty: never.
+		Expires *string `json:"expires,omitempty"`
+	}
+	// Removed is the answer of a removal with cascade.
+	Removed struct {
+		Removed []protocol.CheckpointID `json:"removed"`
 	}
 	// Verify is the body of POST /v1/checkpoints/verify; without any, all are
 	// meant.
@@ -168,6 +180,6 @@ func (l Limits) limits() sandbox.Limits {
 
 func checkpointOf(m checkpoint.Manifest) Checkpoint {
 	return Checkpoint{ID: m.ID, Sandbox: m.Sandbox, Timeline: m.Timeline, Node: m.Node, Parent: m.Parent, Label: m.Label, Class: string(m.Class),
-		Durable: m.Durable, Created: m.Created, Bytes: m.Bytes(), MemoryBytes: m.Machine.MemoryBytes,
+		Durable: m.Durable, Created: m.Created, Expires: m.Expires, Bytes: m.Bytes(), MemoryBytes: m.Machine.MemoryBytes,
 		VMM: m.VMM.Name + " " + m.VMM.Version + " (" + m.VMM.Accel + ")"}
 }

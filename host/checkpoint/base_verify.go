@@ -4,16 +4,8 @@ import (
 	"context"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ratoon-project/ratoon/protocol"
 )
-
-// fingerprint tells whether a file may have changed since it was read.
-type fingerprint struct {
-	dev, ino, size uint64
-	mtime          unix.Timespec
-}
 
 // VerifyBase holds a base to its strong digest, once per file identity and
 // modification time in the life of the store.
@@ -29,11 +21,10 @@ func (s *Store) VerifyBase(ctx context.Context, id protocol.BaseID) error {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "%s is not durable and has no strong digest", baseName(id))
 	}
 	path := filepath.Join(s.baseDir(id), nameRAM)
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
+	mark, err := fingerprintOf(path)
+	if err != nil {
 		return unusable(baseName(id), nameRAM, err)
 	}
-	mark := fingerprint{uint64(st.Dev), st.Ino, uint64(st.Size), st.Mtim}
 	s.mu.Lock()
 	_, known := s.checked[mark]
 	s.mu.Unlock()

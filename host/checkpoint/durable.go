@@ -59,17 +59,6 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 	return nil
 }
 
-// SetClass moves a checkpoint to another class.
-func (s *Store) SetClass(id protocol.CheckpointID, class Class) error {
-	if err := s.writable(); err != nil {
-		return err
-	}
-	if err := s.rewrite(id, func(m *Manifest) { m.Class = class }); err != nil {
-		return typed(protocol.CodeInternal, "set class of "+checkpointName(id), err)
-	}
-	return nil
-}
-
 // rewrite replaces a manifest atomically; one that is or becomes durable is
 // fsynced before and after the rename.
 func (s *Store) rewrite(id protocol.CheckpointID, change func(*Manifest)) error {

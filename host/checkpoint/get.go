@@ -24,14 +24,20 @@ func (s *Store) Get(id protocol.CheckpointID) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
+	return m, s.sizes(m)
+}
+
+// sizes looks whether the files of a checkpoint have the right sizes.
+func (s *Store) sizes(m Manifest) error {
+	id := m.ID
 	dir := s.checkpointDir(id)
 	if err := wantSize(filepath.Join(dir, nameState), m.Files.State.Size); err != nil {
-		return Manifest{}, s.gone(id, unusable(checkpointName(id), nameState, err))
+		return s.gone(id, unusable(checkpointName(id), nameState, err))
 	}
 	if err := wantSize(filepath.Join(dir, namePages), m.Files.Pages.Size); err != nil {
-		return Manifest{}, s.gone(id, unusable(checkpointName(id), namePages, err))
+		return s.gone(id, unusable(checkpointName(id), namePages, err))
 	}
-	return m, nil
+	return nil
 }
 
 // read reads the manifest alone.
@@ -81,8 +87,9 @@ type Damaged struct {
 	Err error // names the file
 }
 
-// List reads all checkpoints, oldest first, as Get does. What cannot be used
-// is in the second list; names that are no ids are not looked at.
+// List reads all checkpoints, oldest first, as Get does, but without their run
+// tables. What cannot be used is in the second list; names that are no ids are
+// not looked at.
 func (s *Store) List() ([]Manifest, []Damaged, error) {
 	names, err := entries(s.checkpoints())
 	if err != nil {
@@ -95,7 +102,10 @@ func (s *Store) List() ([]Manifest, []Damaged, error) {
 		if err != nil {
 			continue
 		}
-		m, err := s.Get(id)
+		m, err := s.summary(id)
+		if err == nil {
+			err = s.sizes(m)
+		}
 		switch {
 		case err == nil:
 			out = append(out, m)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint/exportfile"
 	"github.com/ratoon-project/ratoon/internal/fault"
@@ -322,7 +323,7 @@ func (in *incoming) publish(ctx context.Context) (m Manifest, fresh bool, err er
 		return m, false, err
 	}
 	m = in.manifest
-	m.Class = ClassNamed
+	m.Class, m.Expires = ClassNamed, time.Time{}
 	if err := in.pending.Publish(ctx, m); err != nil {
 		return m, false, err
 	}

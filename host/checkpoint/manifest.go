@@ -16,6 +16,8 @@ type Class string
 const (
 	// ClassNamed: asked for by a program or an operator; kept until removed.
 	ClassNamed Class = "named"
+	// ClassPinned: kept by an operator; removed only after it was unpinned.
+	ClassPinned Class = "pinned"
 	// ClassAuto: made by the host and listed; the last few are kept.
 	ClassAuto Class = "auto"
 	// ClassInternal: part of an operation; Sweep removes it once nothing
@@ -32,6 +34,9 @@ type Manifest struct {
 	Class   Class                 `json:"class"`
 	Label   string                `json:"label,omitempty"` // chosen by a guest: escape it where it is shown
 	Created time.Time             `json:"created"`
+	// Expires is when retention removes it, if it is not pinned; zero: it does
+	// not expire.
+	Expires time.Time `json:"expires,omitzero"`
 	// Boot is the boot id of the host that published it: after another boot
 	// what was not durable must pass Check before it is used.
 	Boot string `json:"boot,omitempty"`
@@ -130,9 +135,9 @@ func (m Manifest) validate() error {
 		return err
 	}
 	switch m.Class {
-	case ClassNamed, ClassAuto, ClassInternal:
+	case ClassNamed, ClassPinned, ClassAuto, ClassInternal:
 	default:
-		return protocol.Errorf(protocol.CodeInvalidArgument, "class %q is none of named, auto, internal", m.Class)
+		return protocol.Errorf(protocol.CodeInvalidArgument, "class %q is none of named, pinned, auto, internal", m.Class)
 	}
 	if len(m.Label) > protocol.MaxLabel {
 		return protocol.Errorf(protocol.CodeTooLarge, "label of %d bytes, at most %d", len(m.Label), protocol.MaxLabel)
@@ -181,6 +186,9 @@ func (m Manifest) normalize() Manifest {
 	m.Format = Format
 	m.Label = strings.ToValidUTF8(m.Label, "\uFFFD")
 	m.Created = m.Created.UTC().Round(0)
+	if !m.Expires.IsZero() {
+		m.Expires = m.Expires.UTC().Round(0)
+	}
 	return m
 }
 

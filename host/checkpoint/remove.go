@@ -60,7 +60,7 @@ func (s *Store) users() (users map[protocol.BaseID][]protocol.CheckpointID, newe
 		if err != nil {
 			continue
 		}
-		m, err := s.read(id)
+		m, err := s.summary(id)
 		if err == nil {
 			users[m.Base] = append(users[m.Base], id)
 		} else if errors.Is(err, errNewer) {
@@ -71,8 +71,9 @@ func (s *Store) users() (users map[protocol.BaseID][]protocol.CheckpointID, newe
 }
 
 // Remove removes a checkpoint, damaged or not, and forgets that it was lost.
-// While others depend on it, or it is held, it answers CodeCheckpointInUse
-// with "bases" and "checkpoints" in the details.
+// While others depend on it, or it is held or pinned, it answers
+// CodeCheckpointInUse with "bases" and "checkpoints", or "pinned", in the
+// details.
 func (s *Store) Remove(id protocol.CheckpointID) error {
 	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
 		return err
@@ -111,6 +112,9 @@ func (s *Store) detach(id protocol.CheckpointID) (trash string, err error) {
 	if s.held(string(id)) {
 		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is in use", checkpointName(id))
 	}
+	if m, err := s.summary(id); err == nil && m.Class == ClassPinned {
+		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is pinned", checkpointName(id)).With("pinned", true)
+	}
 	d, err := s.Dependents(id)
 	if err != nil {
 		return "", err
@@ -146,6 +150,7 @@ func (s *Store) drop(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.failed, id)
+	delete(s.summaries, protocol.CheckpointID(id))
 }
 
 // empty frees the space of what was detached. If it fails, the entry is gone

@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -56,25 +55,96 @@ func (r Runs) MarshalJSON() ([]byte, error) {
 	return append(out, ']'), nil
 }
 
-// UnmarshalJSON reads the compact form.
+// UnmarshalJSON reads the compact form. It is written by hand since a run table
+// may be long.
 func (r *Runs) UnmarshalJSON(data []byte) error {
-	var rows [][]int64
-	if err := json.Unmarshal(data, &rows); err != nil {
-		return err
-	}
-	out := make(Runs, len(rows))
-	for i, row := range rows {
-		switch {
-		case len(row) == 2:
-			out[i] = memory.Run{Offset: row[0], Length: row[1], Zero: true}
-		case len(row) == 3 && row[2] >= 0 && row[2] <= math.MaxUint32:
-			out[i] = memory.Run{Offset: row[0], Length: row[1], CRC: uint32(row[2])}
-		default:
-			return fmt.Errorf("run %d: %v is not a run", i, row)
+	p := runParser{data: data}
+	out := Runs{}
+	if err := p.list(func() error {
+		var row [3]int64
+		n := 0
+		if err := p.list(func() error {
+			if n == len(row) {
+				return p.bad("a run has more than 3 numbers")
+			}
+			v, err := p.number()
+			row[n] = v
+			n++
+			return err
+		}); err != nil {
+			return err
 		}
+		switch {
+		case n == 2:
+			out = append(out, memory.Run{Offset: row[0], Length: row[1], Zero: true})
+		case n == 3 && row[2] >= 0 && row[2] <= math.MaxUint32:
+			out = append(out, memory.Run{Offset: row[0], Length: row[1], CRC: uint32(row[2])})
+		default:
+			return p.bad("not a run")
+		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	*r = out
 	return nil
+}
+
+// runParser reads lists of lists of whole numbers, of JSON that is valid.
+type runParser struct {
+	data []byte
+	at   int
+}
+
+func (p *runParser) bad(what string) error { return fmt.Errorf("run table at byte %d: %s", p.at, what) }
+
+// next is the next character that is no blank, 0 at the end.
+func (p *runParser) next() byte {
+	for ; p.at < len(p.data); p.at++ {
+		if c := p.data[p.at]; c != ' ' && c != '\t' && c != '\n' && c != '\r' {
+			return c
+		}
+	}
+	return 0
+}
+
+// list reads [ELEMENT,...].
+func (p *runParser) list(element func() error) error {
+	if p.next() != '[' {
+		return p.bad("want a list")
+	}
+	p.at++
+	if p.next() == ']' {
+		p.at++
+		return nil
+	}
+	for {
+		if err := element(); err != nil {
+			return err
+		}
+		c := p.next()
+		p.at++
+		switch c {
+		case ',':
+		case ']':
+			return nil
+		default:
+			return p.bad("the list does not end")
+		}
+	}
+}
+
+func (p *runParser) number() (int64, error) {
+	p.next()
+	from := p.at
+	for p.at < len(p.data) && (p.data[p.at] == '-' || p.data[p.at] >= '0' && p.data[p.at] <= '9') {
+		p.at++
+	}
+	n, err := strconv.ParseInt(string(p.data[from:p.at]), 10, 64)
+	if err != nil {
+		return 0, p.bad("want a whole number")
+	}
+	return n, nil
 }
 
 // validate refuses runs that no base can have.

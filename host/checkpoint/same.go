@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"time"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -24,8 +25,8 @@ func Same(ctx context.Context, a, b *Store, id protocol.CheckpointID) (err error
 	return same(ctx, x, y)
 }
 
-// same compares what a checkpoint is for ever. Its class, and how it is stored,
-// may change.
+// same compares what a checkpoint is for ever. Its class, its expiry and how it
+// is stored may change.
 func same(ctx context.Context, a, b *content) error {
 	m := a.manifest
 	differs := func(what string) error {
@@ -54,7 +55,7 @@ func same(ctx context.Context, a, b *content) error {
 // lasting is m without what may change, and without its files.
 func (m Manifest) lasting() Manifest {
 	m.Class, m.Label, m.Boot, m.Durable, m.DurableWanted, m.Digest = "", "", "", false, false, ""
-	m.Base, m.Files, m.Format = "", Files{}, 0
+	m.Base, m.Files, m.Format, m.Expires = "", Files{}, 0, time.Time{}
 	if len(m.Execs) == 0 {
 		m.Execs = nil
 	}

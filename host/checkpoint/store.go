@@ -49,6 +49,8 @@ type Store struct {
 	holds   map[string]int
 	failed  map[string]error         // fsync failed in this process
 	checked map[fingerprint]struct{} // bases whose digest was right
+	// summaries of the checkpoints that were listed.
+	summaries map[protocol.CheckpointID]summary
 }
 
 // Open opens a store, making its directories as needed.
@@ -56,7 +58,7 @@ func Open(dir string, opt Options) (*Store, error) {
 	s := &Store{
 		dir: dir, log: opt.Log, readOnly: opt.ReadOnly, reserve: opt.Reserve, boot: opt.BootID,
 		pending: map[string]struct{}{}, holds: map[string]int{},
-		failed: map[string]error{}, checked: map[fingerprint]struct{}{},
+		failed: map[string]error{}, checked: map[fingerprint]struct{}{}, summaries: map[protocol.CheckpointID]summary{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -163,7 +163,7 @@ func TestLife(t *testing.T) {
 	code(t, s.SetClass(id, "../x"), protocol.CodeInvalidArgument)
 	list, bad, err := open(t, dir, checkpoint.Options{ReadOnly: true}).List()
 	check(t, err)
-	durable.Class = checkpoint.ClassAuto
+	durable.Class, durable.Files.Pages.Runs = checkpoint.ClassAuto, nil
 	if d := cmp.Diff([]checkpoint.Manifest{durable}, list); d != "" || bad != nil {
 		t.Errorf("List: bad %v (-want +got):\n%s", bad, d)
 	}

@@ -28,7 +28,7 @@ func (s *Store) Sweep(keep func(protocol.CheckpointID) bool) ([]protocol.Checkpo
 			continue
 		}
 		s.sweepManifest(string(id), s.checkpointDir(id))
-		m, err := s.read(id)
+		m, err := s.summary(id)
 		if keep == nil || err != nil || m.Class != ClassInternal || keep(id) {
 			continue
 		}

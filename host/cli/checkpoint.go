@@ -1,13 +1,10 @@
 package cli
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +17,7 @@ import (
 func newCheckpoint(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
-		Short: "List, show, verify, export, import and remove checkpoints",
+		Short: "List, keep, verify, move and remove checkpoints",
 		Args:  arguments(cobra.NoArgs), // an unknown command
 		RunE:  func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
@@ -36,15 +33,9 @@ func newCheckpoint(g *global) *cobra.Command {
 		Args:  arguments(cobra.ExactArgs(1)),
 		RunE:  func(cmd *cobra.Command, args []string) error { return g.showCheckpoint(args[0]) },
 	}
-	rm := &cobra.Command{
-		Use:   "rm CHECKPOINT...",
-		Short: "Remove checkpoints of sandboxes that no longer run",
-		Args:  arguments(cobra.MinimumNArgs(1)),
-		RunE:  func(cmd *cobra.Command, args []string) error { return g.removeCheckpoints(cmd.Context(), args) },
-	}
 	outputFlag(ls, g)
 	outputFlag(show, g)
-	cmd.AddCommand(ls, show, newVerify(g), newExport(g), newImport(g), rm)
+	cmd.AddCommand(ls, show, newVerify(g), newUse(g), newPin(g), newUnpin(g), newExpire(g), newExport(g), newImport(g), newRemoveCheckpoint(g))
 	return cmd
 }
 
@@ -144,9 +135,16 @@ func (g *global) showCheckpoint(name string) error {
 	if err != nil {
 		return err
 	}
+	store, err := checkpoint.Open(s.Run, checkpoint.Options{ReadOnly: true})
+	if err == nil {
+		s.Manifest, err = store.Get(s.ID) // with its run table
+	}
+	if err != nil {
+		return err
+	}
 	return g.print(s, func(w io.Writer) {
 		for _, row := range [][2]any{
-			{"id", s.ID}, {"label", line(s.Label)}, {"class", s.Class}, {"durable", s.Durable}, {"created", s.Created.Format(time.RFC3339Nano)},
+			{"id", s.ID}, {"label", line(s.Label)}, {"class", s.Class}, {"durable", s.Durable}, {"created", s.Created.Format(time.RFC3339Nano)}, {"expires", expiry(s.Expires)},
 			{"sandbox", s.Sandbox}, {"timeline", s.Timeline}, {"node", line(s.Node)}, {"parent", s.Parent}, {"base", s.Base},
 			{"pages", size(s.Files.Pages.Size)}, {"runs", len(s.Files.Pages.Runs)}, {"device state", size(s.Files.State.Size)},
 			{"memory", size(s.Machine.MemoryBytes)}, {"vmm", s.VMM.Name + " " + s.VMM.Version + " (" + s.VMM.Accel + ")"}, {"cpu", s.VMM.CPUModel},
@@ -157,52 +155,9 @@ func (g *global) showCheckpoint(name string) error {
 	})
 }
 
-func (g *global) removeCheckpoints(ctx context.Context, names []string) error {
-	dir, err := g.state()
-	if err != nil {
-		return err
+func expiry(at time.Time) string {
+	if at.IsZero() {
+		return "never"
 	}
-	var errs []error
-	for _, name := range names {
-		errs = append(errs, g.removeCheckpoint(ctx, dir, name))
-	}
-	return errors.Join(errs...)
-}
-
-// removeCheckpoint removes one; with the last one that can be used its run
-// directory goes. What operations of a stopped sandbox refer to is no use.
-func (g *global) removeCheckpoint(ctx context.Context, dir *state.Dir, name string) error {
-	s, err := g.find(dir, name)
-	if err != nil {
-		return err
-	}
-	run, err := dir.Take(s.Run)
-	if s.Run == dir.DaemonPath() && protocol.CodeOf(err) == protocol.CodeBusy {
-		c, err := g.admin(ctx)
-		if err != nil {
-			return err
-		}
-		return c.RemoveCheckpoint(ctx, s.ID)
-	}
-	if protocol.CodeOf(err) == protocol.CodeBusy {
-		return protocol.Errorf(protocol.CodeBusy, "checkpoint %s belongs to the running sandbox %s", s.ID, s.Sandbox)
-	}
-	if err != nil {
-		return err
-	}
-	store, err := checkpoint.Open(s.Run, checkpoint.Options{Log: g.log()})
-	if err == nil {
-		err = store.Remove(s.ID)
-	}
-	if err != nil {
-		return errors.Join(err, run.Close())
-	}
-	left, _, err := store.List()
-	if err == nil && s.Run != dir.DaemonPath() && !slices.ContainsFunc(left, func(m checkpoint.Manifest) bool { return m.Class != checkpoint.ClassInternal }) {
-		return run.Remove()
-	}
-	if err == nil {
-		_, err = store.SweepBases(nil)
-	}
-	return errors.Join(err, run.Close())
+	return at.Format(time.RFC3339)
 }

@@ -178,11 +178,17 @@ func (s *Store) Remove(_ context.Context, id protocol.CheckpointID) error {
 	if err := s.own(id); err != nil {
 		return err
 	}
-	if err := s.m.store.Remove(id); err != nil {
+	return s.m.Remove(id)
+}
+
+// Remove removes a checkpoint of any sandbox, and the bases that served it
+// only.
+func (e *Engine) Remove(id protocol.CheckpointID) error {
+	if err := e.store.Remove(id); err != nil {
 		return err
 	}
-	s.m.forget(id)
-	return s.m.sweepBases()
+	e.forget(id)
+	return e.sweepBases()
 }
 
 // List implements sandbox.Checkpoints.

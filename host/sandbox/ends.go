@@ -183,7 +183,7 @@ func (s *Sandbox) collect() (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	used, err := s.references()
+	used, err := Needed(s.journal)
 	if err != nil {
 		return false, err
 	}
@@ -193,7 +193,7 @@ func (s *Sandbox) collect() (again bool, err error) {
 			auto++
 		}
 		switch {
-		case used[cp.ID] || cp.Class == ClassNamed || cp.Class == ClassAuto && auto <= s.spec.AutoKeep:
+		case used[cp.ID] || cp.Class == ClassNamed || cp.Class == ClassPinned || cp.Class == ClassAuto && auto <= s.spec.AutoKeep:
 		case pinned[cp.ID] > 0:
 			again = !s.collectLater(cp.ID) || again
 		default:
@@ -215,42 +215,4 @@ func (s *Sandbox) collectLater(id protocol.CheckpointID) bool {
 	}
 	s.unwanted[id] = true
 	return true
-}
-
-// references is what committed operations, results and hibernated timelines
-// need.
-func (s *Sandbox) references() (map[protocol.CheckpointID]bool, error) {
-	used := map[protocol.CheckpointID]bool{}
-	err := s.view(func(tx Tx) error {
-		ops, err := branches.all(tx)
-		if err != nil {
-			return err
-		}
-		for _, b := range ops {
-			used[b.Checkpoint] = true
-		}
-		rs, err := restores.all(tx)
-		if err != nil {
-			return err
-		}
-		for _, r := range rs {
-			used[r.Target] = true
-			used[r.Kept] = true
-		}
-		res, err := results.all(tx)
-		if err != nil {
-			return err
-		}
-		for _, r := range res {
-			used[r.Result.Checkpoint] = true
-		}
-		all, err := timelines.all(tx)
-		for _, t := range all {
-			if t.Hibernated != nil {
-				used[t.Hibernated.Checkpoint] = true
-			}
-		}
-		return err
-	})
-	return used, err
 }

@@ -13,6 +13,7 @@ type Class string
 // The classes.
 const (
 	ClassNamed    Class = "named"    // asked for: until it is removed
+	ClassPinned   Class = "pinned"   // kept by an operator: until it is unpinned and removed
 	ClassAuto     Class = "auto"     // kept presents: the newest few of a sandbox
 	ClassInternal Class = "internal" // while an operation or a result refers to it
 )

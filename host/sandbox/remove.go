@@ -21,7 +21,7 @@ func (s *Sandbox) RemoveCheckpoint(ctx context.Context, id protocol.CheckpointID
 	s.mu.Lock()
 	pinned := s.pins[id] > 0
 	s.mu.Unlock()
-	used, err := s.references()
+	used, err := Needed(s.journal)
 	if err != nil {
 		return err
 	}

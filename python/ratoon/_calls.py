@@ -66,7 +66,8 @@ class CheckpointInfo:
         id: name, for ``restore`` and ``branch(at=)``.
         timeline: id of the timeline it was taken of.
         label: as given to ``snapshot``.
-        kind: "named", "auto" (a kept present) or "internal".
+        kind: "named", "pinned" (by an operator), "auto" (a kept present) or
+            "internal".
         durable: whether it survives the host.
         created: when, in nanoseconds since 1970.
         bytes: what it takes on the host's disk.

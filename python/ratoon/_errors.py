@@ -317,7 +317,10 @@ class CheckpointInUse(RatoonError):
     """Other checkpoints or running copies need this one."""
 
     default_code = "checkpoint_in_use"
-    default_remedy = "others are based on it; remove those first, or remove with --cascade"
+    default_remedy = (
+        "others are based on it, an operation needs it, or it is pinned; "
+        "remove those first, with --cascade, or unpin it"
+    )
 
 
 class SandboxStopped(RatoonError):

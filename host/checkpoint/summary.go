@@ -1,0 +1,55 @@
+package checkpoint
+
+import (
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ratoon-project/ratoon/protocol"
+)
+
+// fingerprint tells whether a file may have changed since it was read.
+type fingerprint struct {
+	dev, ino, size uint64
+	mtime          unix.Timespec
+}
+
+func fingerprintOf(path string) (fingerprint, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return fingerprint{}, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return fingerprint{uint64(st.Dev), st.Ino, uint64(st.Size), st.Mtim}, nil
+}
+
+// summary is a manifest that was read, without its run table, which is most of
+// it.
+type summary struct {
+	mark     fingerprint
+	manifest Manifest
+}
+
+// summary is read without the run table: a manifest is decoded once, as long as
+// its file stays the same.
+func (s *Store) summary(id protocol.CheckpointID) (Manifest, error) {
+	mark, err := fingerprintOf(filepath.Join(s.checkpointDir(id), nameManifest))
+	if err != nil {
+		return s.read(id) // says why
+	}
+	s.mu.Lock()
+	known, ok := s.summaries[id]
+	s.mu.Unlock()
+	if ok && known.mark == mark {
+		return known.manifest, nil
+	}
+	m, err := s.read(id)
+	if err != nil {
+		return m, err
+	}
+	m.Files.Pages.Runs = nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.summaries[id] = summary{mark, m}
+	return m, nil
+}
