@@ -125,3 +125,15 @@ func (s *Server) usage(q *request) error {
 	}
 	return q.answer(http.StatusOK, u)
 }
+
+// collect removes what nobody needs.
+func (s *Server) collect(q *request) error {
+	if err := q.decode(&struct{}{}); err != nil {
+		return err
+	}
+	c, err := s.d.Collect(q.Context())
+	if err != nil {
+		return err
+	}
+	return q.answer(http.StatusOK, c)
+}

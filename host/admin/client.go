@@ -363,6 +363,12 @@ func (c *Client) RemoveCheckpoints(ctx context.Context, id protocol.CheckpointID
 	return out.Removed, err
 }
 
+// Collect removes what nobody needs.
+func (c *Client) Collect(ctx context.Context) (out daemon.Collected, err error) {
+	err = c.get(ctx, call{method: "POST", path: "/gc"}, &out)
+	return out, err
+}
+
 // Usage tells what takes disk space.
 func (c *Client) Usage(ctx context.Context) (out daemon.Usage, err error) {
 	err = c.get(ctx, call{method: "GET", path: "/usage"}, &out)

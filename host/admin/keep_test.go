@@ -47,3 +47,19 @@ func TestKeep(t *testing.T) {
 		t.Errorf("removed: %v (-want +got):\n%s", err, d)
 	}
 }
+
+func TestCollect(t *testing.T) {
+	c, _ := serve(t)
+	_, m := published(t, c, nil)
+	past := "2020-01-02T03:04:05Z"
+	if _, err := c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Expires: &past}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Collect(t.Context())
+	if err != nil || len(got.Expired) != 1 || got.Expired[0] != m.ID || got.Freed == 0 || got.Checkpoints == nil || got.Templates == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err := c.Collect(t.Context()); err != nil || len(got.Expired) != 0 || got.Freed != 0 {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+}

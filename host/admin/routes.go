@@ -13,6 +13,7 @@ func routes() []route {
 		{method: "GET", path: "/v1/version", serve: (*Server).version},
 		{method: "GET", path: "/v1/openapi.yaml", serve: (*Server).openapi},
 		{method: "GET", path: "/v1/metrics", serve: (*Server).metrics},
+		{method: "POST", path: "/v1/gc", serve: (*Server).collect},
 		{method: "GET", path: "/v1/usage", serve: (*Server).usage},
 		{method: "GET", path: "/v1/events", endless: true, serve: (*Server).events},
 

@@ -56,6 +56,8 @@ func TestConcurrent(t *testing.T) {
 			_, err = s.Sweep(nil)
 			ok(t, err)
 			ok(t, s.RemoveBase(base), protocol.CodeCheckpointInUse)
+			_, err = s.Collect(t.Context(), checkpoint.CollectOptions{Needed: func(checkpoint.Manifest) bool { return true }})
+			ok(t, err)
 		}
 	})
 	for range 4 {

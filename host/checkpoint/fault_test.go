@@ -100,7 +100,29 @@ func scenario(ctx context.Context, dir string, told io.Writer) error {
 	if _, _, err := sent.ImportFile(ctx, &file); err != nil {
 		return err
 	}
+	if err := garbage(ctx, s, base); err != nil {
+		return err
+	}
 	return cache.RemoveBase(base)
+}
+
+// garbage makes some and collects it.
+func garbage(ctx context.Context, s *checkpoint.Store, base protocol.BaseID) error {
+	id := protocol.NewCheckpointID()
+	if err := makeCheckpoint(ctx, s, id, base, true); err != nil {
+		return err
+	}
+	if err := s.SetClass(id, checkpoint.ClassInternal); err != nil {
+		return err
+	}
+	if err := makeTemplate(ctx, s, protocol.NewBaseID()); err != nil {
+		return err
+	}
+	c, err := s.Collect(ctx, checkpoint.CollectOptions{})
+	if err == nil && (len(c.Checkpoints) == 0 || len(c.Bases) == 0 || c.Freed == 0) {
+		return fmt.Errorf("collected %+v", c)
+	}
+	return err
 }
 
 // stores are the directories of the scenario's stores.

@@ -159,5 +159,14 @@ func (s *Store) empty(trash string) error {
 	if err := fault.Point(labelRemoveUnlink); err != nil {
 		return err
 	}
-	return os.RemoveAll(trash)
+	n := freeable(trash)
+	if err := os.RemoveAll(trash); err != nil {
+		return err
+	}
+	s.freed.Add(n)
+	return nil
 }
+
+// Freed is how many bytes of disk this Store has given back since it was
+// opened.
+func (s *Store) Freed() int64 { return s.freed.Load() }

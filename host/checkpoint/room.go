@@ -10,8 +10,9 @@ import (
 )
 
 // Room tells whether bytes more can be written while Options.Reserve stays
-// free. It answers CodeDiskFull with "needed" and "free" in the details. Ask
-// before a machine is paused.
+// free and Options.Limit is kept. It answers CodeDiskFull with "needed" and
+// "free", or "limit" and "used", in the details. Ask before a machine is
+// paused.
 func (s *Store) Room(bytes int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.dir, &st); err != nil {
@@ -21,6 +22,17 @@ func (s *Store) Room(bytes int64) error {
 	if bytes > free {
 		return protocol.Errorf(protocol.CodeDiskFull, "%d bytes are needed in %s, %d can be used", bytes, s.dir, max(free, 0)).
 			With("needed", bytes).With("free", max(free, 0))
+	}
+	if s.limit == 0 {
+		return nil
+	}
+	u, err := s.Usage()
+	if err != nil {
+		return err
+	}
+	if used := u.Total(); bytes > s.limit-used {
+		return protocol.Errorf(protocol.CodeDiskFull, "checkpoints in %s take %d bytes of disk, and %d more would exceed the host's limit of %d", s.dir, used, bytes, s.limit).
+			With("needed", bytes).With("limit", s.limit).With("used", used)
 	}
 	return nil
 }
@@ -40,6 +52,9 @@ type Usage struct {
 	Temporary Use `json:"temporary"`
 }
 
+// Total is all of it, in bytes.
+func (u Usage) Total() int64 { return u.Checkpoints.Bytes + u.Bases.Bytes + u.Temporary.Bytes }
+
 // Usage adds up the disk space of a store.
 func (s *Store) Usage() (Usage, error) {
 	var u Usage
@@ -57,11 +72,19 @@ func (s *Store) Usage() (Usage, error) {
 }
 
 // allocated adds up blocks; what vanishes meanwhile counts nothing.
-func allocated(dir string) int64 {
+func allocated(dir string) int64 { return blocks(dir, func(unix.Stat_t) bool { return true }) }
+
+// freeable is what an unlink gives back: a file with another name gives none.
+func freeable(dir string) int64 {
+	return blocks(dir, func(st unix.Stat_t) bool { return st.Nlink == 1 })
+}
+
+// blocks adds up the files of a directory, in bytes, and those below.
+func blocks(dir string, count func(unix.Stat_t) bool) int64 {
 	var total int64
 	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t
-		if err == nil && !d.IsDir() && unix.Lstat(path, &st) == nil {
+		if err == nil && !d.IsDir() && unix.Lstat(path, &st) == nil && count(st) {
 			total += st.Blocks * 512
 		}
 		return nil

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
@@ -20,6 +21,9 @@ type Options struct {
 	ReadOnly bool
 	// Reserve is how many bytes Room leaves free; 0: 64 MiB.
 	Reserve int64
+	// Limit is how many bytes of disk checkpoints and bases may take, above which
+	// Room refuses; 0: no limit.
+	Limit int64
 	// BootID names this boot of the host; empty: the kernel's.
 	BootID string
 }
@@ -34,7 +38,10 @@ type Store struct {
 	log      *slog.Logger
 	readOnly bool
 	reserve  int64
+	limit    int64
 	boot     string
+
+	freed atomic.Int64 // bytes
 
 	// Lock order: ids, refs, mu.
 
@@ -56,7 +63,7 @@ type Store struct {
 // Open opens a store, making its directories as needed.
 func Open(dir string, opt Options) (*Store, error) {
 	s := &Store{
-		dir: dir, log: opt.Log, readOnly: opt.ReadOnly, reserve: opt.Reserve, boot: opt.BootID,
+		dir: dir, log: opt.Log, readOnly: opt.ReadOnly, reserve: opt.Reserve, limit: opt.Limit, boot: opt.BootID,
 		pending: map[string]struct{}{}, holds: map[string]int{},
 		failed: map[string]error{}, checked: map[fingerprint]struct{}{}, summaries: map[protocol.CheckpointID]summary{},
 	}

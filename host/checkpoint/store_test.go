@@ -357,6 +357,25 @@ func TestRoom(t *testing.T) {
 	code(t, open(t, t.TempDir(), checkpoint.Options{Reserve: 1 << 60}).Room(1), protocol.CodeDiskFull)
 }
 
+// TestRoomWithLimit: bases, checkpoints and what is being written count.
+func TestRoomWithLimit(t *testing.T) {
+	t.Parallel()
+	s := open(t, memoryDir(t), checkpoint.Options{Limit: 100 * page})
+	check(t, s.Room(100*page))
+	publish(t, s, manifest(addBase(t, s, checkpoint.Origin{})))
+	p, err := s.Begin(protocol.NewCheckpointID())
+	check(t, err)
+	check(t, os.WriteFile(p.PagesPath(), bytes.Repeat([]byte{1}, 16*page), 0o600))
+	const used = (8+1)*page + (3+1+1)*page + 16*page
+	check(t, s.Room(100*page-used))
+	e := code(t, s.Room(100*page-used+1), protocol.CodeDiskFull)
+	if e.Details["used"] != int64(used) || e.Details["limit"] != int64(100*page) {
+		t.Errorf("details: %v", e.Details)
+	}
+	p.Discard()
+	check(t, s.Room(100*page-used+1))
+}
+
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	s := open(t, t.TempDir(), checkpoint.Options{})

@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -59,7 +58,7 @@ func (s *Store) sweepTemporary() error {
 		if used {
 			continue
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := s.empty(dir); err != nil {
 			failed = errors.Join(failed, typed(protocol.CodeInternal, "sweep temporary directories", err))
 		}
 	}

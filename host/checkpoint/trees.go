@@ -31,6 +31,22 @@ type TreesUse struct {
 
 // Trees adds up the disk space of each sandbox's checkpoints, by sandbox.
 func (s *Store) Trees() (TreesUse, error) {
+	return s.trees(func(protocol.SandboxID) bool { return true })
+}
+
+// Tree adds up that of one sandbox.
+func (s *Store) Tree(id protocol.SandboxID) (TreeUse, error) {
+	all, err := s.trees(func(other protocol.SandboxID) bool { return other == id })
+	for _, t := range all.Trees {
+		if t.Sandbox == id {
+			return t, err
+		}
+	}
+	return TreeUse{Sandbox: id}, err
+}
+
+// trees looks at the files of the wanted ones only.
+func (s *Store) trees(wanted func(protocol.SandboxID) bool) (TreesUse, error) {
 	list, bad, err := s.List()
 	if err != nil {
 		return TreesUse{}, err
@@ -49,17 +65,33 @@ func (s *Store) Trees() (TreesUse, error) {
 			trees[m.Sandbox] = t
 		}
 		t.Checkpoints++
-		t.Own += allocated(s.checkpointDir(m.ID))
+		if wanted(m.Sandbox) {
+			t.Own += allocated(s.checkpointDir(m.ID))
+		}
 		if users[m.Base] == nil {
 			users[m.Base] = map[*TreeUse]bool{}
 		}
 		users[m.Base][t] = true
 	}
-	bases, _, err := s.Bases()
-	if err != nil {
+	out := TreesUse{Trees: []TreeUse{}}
+	if err := s.addBases(&out, users); err != nil {
 		return TreesUse{}, err
 	}
-	out := TreesUse{Trees: []TreeUse{}}
+	for _, t := range trees {
+		if wanted(t.Sandbox) {
+			out.Trees = append(out.Trees, *t)
+		}
+	}
+	slices.SortFunc(out.Trees, func(a, b TreeUse) int { return cmp.Compare(a.Sandbox, b.Sandbox) })
+	return out, nil
+}
+
+// addBases adds each base to the trees that use it.
+func (s *Store) addBases(out *TreesUse, users map[protocol.BaseID]map[*TreeUse]bool) error {
+	bases, _, err := s.Bases()
+	if err != nil {
+		return err
+	}
 	for _, b := range bases {
 		n := allocated(s.baseDir(b.ID))
 		switch by := users[b.ID]; {
@@ -76,9 +108,5 @@ func (s *Store) Trees() (TreesUse, error) {
 			}
 		}
 	}
-	for _, t := range trees {
-		out.Trees = append(out.Trees, *t)
-	}
-	slices.SortFunc(out.Trees, func(a, b TreeUse) int { return cmp.Compare(a.Sandbox, b.Sandbox) })
-	return out, nil
+	return nil
 }

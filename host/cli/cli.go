@@ -144,7 +144,7 @@ func newRoot(g *global) *cobra.Command {
 	f.BoolVarP(&g.verbose, "verbose", "v", false, "log what is done on standard error")
 	f.StringVar(&g.socket, "socket", "", "the socket of ratoond (default $"+EnvSocket+", or that of the state directory's)")
 	cmd.AddCommand(newRun(g), newSandbox(g), newList(g), newExec(g), newRemove(g), newSnapshot(g), newRestore(g), newBranch(g), newTree(g),
-		newCheckpoint(g), newEvents(g), newDoctor(g), newVersion(g))
+		newCheckpoint(g), newCollect(g), newEvents(g), newDoctor(g), newVersion(g))
 	return cmd
 }
 

@@ -126,7 +126,7 @@ func (o *serving) serve(ctx context.Context) (err error) {
 	}
 	d, err := daemon.Open(ctx, daemon.Options{Dir: dir, Driver: driver, Models: answers, Log: log,
 		Boot:   func(ctx context.Context, _ func(string)) (machine.Boot, error) { return bootFiles(ctx, dir, o.err) },
-		Limits: daemon.Limits{Sandboxes: c.Limits.Sandboxes, OutputBytes: c.Limits.OutputBytes}})
+		Limits: daemon.Limits{Sandboxes: c.Limits.Sandboxes, OutputBytes: c.Limits.OutputBytes, DiskBytes: c.Limits.DiskBytes}})
 	if err != nil {
 		return err
 	}

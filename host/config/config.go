@@ -37,6 +37,7 @@ type Config struct {
 type Limits struct {
 	Sandboxes   int   `toml:"sandboxes" comment:"that are not removed"`
 	OutputBytes int64 `toml:"output_bytes" comment:"kept of each stream of each program"`
+	DiskBytes   int64 `toml:"disk_bytes" comment:"of checkpoints and bases; 0: as many as fit"`
 }
 
 // Default is the configuration that nothing changes.
@@ -111,7 +112,7 @@ func (c *Config) environment(v reflect.Value, prefix string, getenv func(string)
 }
 
 func (c *Config) check() error {
-	if c.Limits.Sandboxes < 0 || c.Limits.OutputBytes < 0 {
+	if c.Limits.Sandboxes < 0 || c.Limits.OutputBytes < 0 || c.Limits.DiskBytes < 0 {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "limits are not negative")
 	}
 	switch c.LogLevel {

@@ -38,6 +38,8 @@ type Limits struct {
 	Sandboxes int
 	// OutputBytes kept of each stream of each program; default 16 MiB.
 	OutputBytes int64
+	// DiskBytes of checkpoints and bases; default: as many as fit.
+	DiskBytes int64
 }
 
 // maxEvents is how many bytes of events are kept.
@@ -60,6 +62,8 @@ type Daemon struct {
 
 	booting sync.Mutex
 	boot    *machine.Boot
+
+	collecting chan struct{} // held by one Collect
 
 	mu        sync.Mutex // guards what follows
 	sandboxes map[protocol.SandboxID]*Sandbox
@@ -86,7 +90,7 @@ func Open(ctx context.Context, o Options) (*Daemon, error) {
 		return nil, err
 	}
 	d := &Daemon{options: o, files: files, log: o.Log, sandboxes: map[protocol.SandboxID]*Sandbox{}, names: map[string]protocol.SandboxID{},
-		keys: map[string]chan struct{}{}}
+		keys: map[string]chan struct{}{}, collecting: make(chan struct{}, 1)}
 	d.ctx, d.cancel = context.WithCancelCause(context.Background())
 	if err := d.open(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())

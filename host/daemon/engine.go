@@ -12,7 +12,8 @@ import (
 
 // newEngine opens the machines and checkpoints of all sandboxes.
 func (d *Daemon) newEngine(ctx context.Context) (*machine.Engine, error) {
-	return machine.New(ctx, machine.Options{Driver: d.options.Driver, Dir: d.files.Path, Cache: d.options.Dir.Templates(), Log: d.log})
+	return machine.New(ctx, machine.Options{Driver: d.options.Driver, Dir: d.files.Path, Cache: d.options.Dir.Templates(),
+		DiskLimit: d.options.Limits.DiskBytes, Log: d.log})
 }
 
 // machines are those of one kind.

@@ -27,6 +27,9 @@ type Options struct {
 	// gets one; default: for root a directory below the mount, where that has
 	// the controllers.
 	Cgroup string
+	// DiskLimit is how many bytes of disk checkpoints and bases may take; 0: no
+	// limit.
+	DiskLimit int64
 	// Log is discarded by default.
 	Log *slog.Logger
 }
@@ -82,7 +85,7 @@ func New(ctx context.Context, o Options) (*Engine, error) {
 	if err := os.MkdirAll(e.vms(), 0o711); err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
 	}
-	if e.store, err = checkpoint.Open(o.Dir, checkpoint.Options{Log: log}); err != nil {
+	if e.store, err = checkpoint.Open(o.Dir, checkpoint.Options{Log: log, Limit: o.DiskLimit}); err != nil {
 		return nil, fmt.Errorf("open checkpoints of %s: %w", o.Dir, err)
 	}
 	if e.templates, err = checkpoint.Open(o.Cache, checkpoint.Options{Log: log}); err != nil {

@@ -86,7 +86,7 @@ func (e *Engine) source(ctx context.Context, r sandbox.LoadRequest) (source, err
 	}
 	src := source{base: b, id: m.Base, state: files.State, delta: &memory.Delta{Path: files.Pages, Runs: m.Files.Pages.Runs}}
 	cost := memory.Cost{DeltaBytes: src.delta.Bytes(), CopyBytes: b.DataBytes(), Children: r.Siblings}
-	if !r.Rebase && cost.Choose() == memory.ApplyEach {
+	if !r.Rebase && (cost.Choose() == memory.ApplyEach || e.store.Room(cost.CopyBytes+cost.DeltaBytes) != nil) {
 		return src, nil
 	}
 	moved, err := e.derive(ctx, m, src)

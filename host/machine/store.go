@@ -24,7 +24,10 @@ type Store struct {
 	also    []protocol.CheckpointID
 }
 
-var _ sandbox.Checkpoints = (*Store)(nil)
+var (
+	_ sandbox.Checkpoints = (*Store)(nil)
+	_ sandbox.DiskUser    = (*Store)(nil)
+)
 
 // Checkpoints returns the checkpoints of one sandbox, with the templates, and
 // those of other sandboxes from which it may start.
@@ -204,6 +207,13 @@ func (s *Store) Sweep(ctx context.Context) error {
 		return err
 	}
 	return s.m.sweepBases()
+}
+
+// DiskUsed implements sandbox.DiskUser: the files of the sandbox's checkpoints,
+// and the bases that serve it only.
+func (s *Store) DiskUsed(context.Context) (int64, error) {
+	t, err := s.m.store.Tree(s.sandbox)
+	return t.Own, err
 }
 
 // Room implements sandbox.Checkpoints.

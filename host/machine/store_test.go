@@ -69,6 +69,30 @@ func TestStoresAreApart(t *testing.T) {
 	}
 }
 
+// What a sandbox has used counts bases that serve it only; the host's limit is
+// looked at before a capture.
+func TestDiskUsed(t *testing.T) {
+	t.Parallel()
+	m, _ := engine(t, &driver{})
+	own, err := m.Checkpoints(owner).DiskUsed(t.Context())
+	if err != nil || own < 1<<20 {
+		t.Errorf("owner: %d bytes, %v; want its base of 1 MiB and more", own, err)
+	}
+	if n, err := m.Checkpoints(protocol.NewSandboxID()).DiskUsed(t.Context()); n != 0 || err != nil {
+		t.Errorf("a new sandbox: %d bytes, %v", n, err)
+	}
+	if err := m.Checkpoints(owner).Room(t.Context()); err != nil {
+		t.Error(err)
+	}
+	full, err := machine.New(t.Context(), machine.Options{Driver: &driver{}, Dir: t.TempDir(), Cache: t.TempDir(), DiskLimit: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := full.Kind(machine.Kind{}).Checkpoints(owner).Room(t.Context()); protocol.CodeOf(err) != protocol.CodeDiskFull {
+		t.Errorf("over the host's limit: %v", err)
+	}
+}
+
 func get(s *machine.Store, id protocol.CheckpointID) error {
 	_, err := s.Get(context.Background(), id)
 	return err

@@ -6,7 +6,6 @@ import (
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/sandbox"
-	"github.com/ratoon-project/ratoon/protocol"
 )
 
 // Recover removes what an earlier process has left unfinished, and holds what
@@ -58,12 +57,7 @@ func (e *Engine) clearRooms(ctx context.Context, meant func(*room) bool) error {
 // sweepBases drops the bases that were made from checkpoints and serve nobody.
 // A machine's base serves it also before the machine is adopted.
 func (e *Engine) sweepBases() error {
-	e.mu.Lock()
-	mapped := map[protocol.BaseID]bool{}
-	for _, r := range e.rooms {
-		mapped[r.record.Base] = true
-	}
-	e.mu.Unlock()
+	mapped := e.mapped()
 	_, err := e.store.SweepBases(func(m checkpoint.BaseManifest) bool { return m.From.Template != "" || mapped[m.ID] })
 	return err
 }

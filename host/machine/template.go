@@ -103,12 +103,15 @@ func (m *Machines) Template(ctx context.Context, progress func(string)) (protoco
 	if err := m.store.ImportBase(ctx, m.templates, id); err != nil {
 		return "", fmt.Errorf("take template into the run directory: %w", err)
 	}
+	if err := errors.Join(use(m.templates, id), use(m.store, id)); err != nil {
+		return "", fmt.Errorf("note the use of a template: %w", err)
+	}
 	return checkpointOf(id), nil
 }
 
 // findTemplate returns "" when there is none that can be used.
 func (e *Engine) findTemplate(key string) (protocol.BaseID, error) {
-	if err := e.sweepTemplates(); err != nil {
+	if err := sweepTemplates(e.templates); err != nil {
 		return "", err
 	}
 	list, damaged, err := e.templates.Bases()
@@ -136,13 +139,13 @@ const building = "building.lock"
 
 // sweepTemplates removes what killed builders have left, unless some process
 // is building one now: its files look the same.
-func (e *Engine) sweepTemplates() error {
-	unlock, err := tryLock(filepath.Join(e.templates.Dir(), building), unix.LOCK_EX)
+func sweepTemplates(cache *checkpoint.Store) error {
+	unlock, err := tryLock(filepath.Join(cache.Dir(), building), unix.LOCK_EX)
 	if unlock == nil {
 		return err
 	}
 	defer unlock()
-	_, err = e.templates.Sweep(nil)
+	_, err = cache.Sweep(nil)
 	return err
 }
 

@@ -130,6 +130,9 @@ func (s *Sandbox) checkDisk(ctx context.Context) error {
 }
 
 func (s *Sandbox) diskUsed(ctx context.Context) (int64, error) {
+	if d, ok := s.checkpoints.(DiskUser); ok {
+		return d.DiskUsed(ctx)
+	}
 	list, err := s.checkpoints.List(ctx)
 	var used int64
 	for _, cp := range list {

@@ -130,6 +130,12 @@ type Checkpoints interface {
 	Room(context.Context) error
 }
 
+// DiskUser is a store that knows what a sandbox takes on disk, in bytes, better
+// than its checkpoints' sizes say: what they share counts once.
+type DiskUser interface {
+	DiskUsed(context.Context) (int64, error)
+}
+
 // Tx is one journal transaction. Reads see its own writes.
 type Tx interface {
 	Get(table, key string) []byte // nil: absent
