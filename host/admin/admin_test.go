@@ -158,7 +158,7 @@ func TestRefusals(t *testing.T) {
 		"no checkpoint":      {"GET", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
 		"drop no checkpoint": {"DELETE", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
 		"bad cursor":         {"GET", "/v1/events?cursor=-1", "", "", 400, protocol.CodeInvalidArgument},
-		"cursor beyond":      {"GET", "/v1/events?cursor=99999999", "", "", 400, protocol.CodeInvalidArgument},
+		"cursor beyond":      {"GET", "/v1/events?cursor=99999999", "", "", 404, protocol.CodeNotFound},
 		"relative path":      {"GET", "/v1/sandboxes/" + sb + "/files?path=etc", "", "", 400, protocol.CodeInvalidArgument},
 		"no path":            {"PUT", "/v1/sandboxes/" + sb + "/files", "", "", 400, protocol.CodeInvalidArgument},
 		"long timeout":       {"POST", "/v1/sandboxes/" + sb + "/execs", `{"argv": ["x"], "timeout": 1e300}`, "application/json", 400, protocol.CodeInvalidArgument},

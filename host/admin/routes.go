@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"strconv"
 
 	"github.com/ratoon-project/ratoon/host/daemon"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -43,32 +42,6 @@ func routes() []route {
 // sandbox is the one that the path names.
 func (s *Server) sandbox(q *request) (*daemon.Sandbox, error) {
 	return s.d.Sandbox(q.PathValue("sandbox"))
-}
-
-// flag reads a query parameter that is true or false.
-func (q *request) flag(name string) (bool, error) {
-	v := q.URL.Query().Get(name)
-	if v == "" {
-		return false, nil
-	}
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return false, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want true or false", name, v)
-	}
-	return b, nil
-}
-
-// offset reads a query parameter that counts bytes.
-func (q *request) offset(name string) (int64, error) {
-	v := q.URL.Query().Get(name)
-	if v == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 {
-		return 0, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want a number, 0 or more", name, v)
-	}
-	return n, nil
 }
 
 func (s *Server) version(q *request) error {

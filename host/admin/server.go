@@ -134,7 +134,8 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 	began := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	defer func() {
-		if v := recover(); v != nil {
+		v := recover()
+		if v != nil && v != http.ErrAbortHandler {
 			s.opt.Log.Error("request panicked", "route", r.path, "panic", v, "stack", string(debug.Stack()))
 			if rec.status == 0 {
 				s.fail(rec, http.StatusInternalServerError, protocol.Errorf(protocol.CodeInternal, "the request met a defect; the daemon's log has more"))
@@ -143,6 +144,9 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 		s.measured.served(r, rec.status, time.Since(began))
 		s.audit(q, rec.status, began)
 		s.opt.Log.Debug("request", "method", q.Method, "path", q.URL.Path, "status", rec.status, "took", time.Since(began))
+		if v == http.ErrAbortHandler {
+			panic(v) // cuts the connection
+		}
 	}()
 	if err := s.serveRoute(r, &request{Request: q, w: rec}); err != nil && rec.status == 0 {
 		s.fail(rec, statusOf(err), err)
@@ -150,19 +154,22 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 }
 
 func (s *Server) serveRoute(r route, q *request) error {
+	if err := q.checkQuery(); err != nil {
+		return err
+	}
 	if !r.stream {
 		if err := q.readBody(); err != nil {
 			return err
 		}
 	}
-	key := q.Header.Get(HeaderKey)
-	if !r.creates || key == "" {
+	keys := q.Header.Values(HeaderKey)
+	if !r.creates || len(keys) == 0 {
 		return r.serve(s, q)
 	}
-	if len(key) > maxKey {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "%s has %d characters; want at most %d", HeaderKey, len(key), maxKey)
+	if n := len(keys[0]); len(keys) > 1 || n < 1 || n > maxKey {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "%s: want one, of 1 to %d characters", HeaderKey, maxKey)
 	}
-	return s.once(r, q, key)
+	return s.once(r, q, keys[0])
 }
 
 // once runs a request with an idempotency key. What it answers is kept, so it
@@ -221,22 +228,6 @@ func (q *request) readBody() error {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
 	}
 	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
-	return nil
-}
-
-// decode reads the body into v, strictly. No body is the zero value.
-func (q *request) decode(v any) error {
-	if len(q.body) == 0 {
-		return nil
-	}
-	d := json.NewDecoder(bytes.NewReader(q.body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "the body is not what this route takes: %v", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "the body goes on after its value")
-	}
 	return nil
 }
 
