@@ -59,6 +59,7 @@ func (s *Server) getFiles(q *request) error {
 		}
 	}
 	if err != nil {
+		s.opt.Log.Warn("send an archive", "path", p, "error", err)
 		panic(http.ErrAbortHandler) // the client must not take it for whole
 	}
 	return nil

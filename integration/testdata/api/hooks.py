@@ -1,0 +1,63 @@
+"""What schemathesis has to be told to test the admin API on real machines."""
+
+import io
+import json
+import re
+import tarfile
+
+import schemathesis
+
+NDJSON = "application/x-ndjson"
+
+
+@schemathesis.serializer("application/x-tar")
+def archive(context, value):
+    """What the document calls a string is the content of a file in an archive."""
+    if not value:
+        return b""
+    if not isinstance(value, str):
+        return json.dumps(value, default=str).encode()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        entry = tarfile.TarInfo("tmp/file")
+        content = value.encode(errors="replace")
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+@schemathesis.deserializer(NDJSON)
+def elements(context, response):
+    return [json.loads(line) for line in response.content.splitlines()]
+
+
+@schemathesis.hook
+def before_load_schema(context, raw_schema):
+    """A stream is checked as the array of its elements."""
+    for methods in raw_schema["paths"].values():
+        for operation in methods.values():
+            for response in operation["responses"].values() if "responses" in operation else ():
+                stream = response.get("content", {}).get(NDJSON)
+                if stream:
+                    stream["schema"] = {"type": "array", "minItems": 1, "items": stream["schema"]}
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """Keep what is accepted within the means of this machine."""
+    operation = case.operation.definition.raw["operationId"]
+    if operation == "getFiles" and case.query.get("path") == "/":
+        case.query["path"] = "/etc"  # not all of /proc can be read
+    if operation == "branch" and isinstance(case.body, dict):
+        n = case.body.get("n")
+        if not isinstance(n, bool) and isinstance(n, int | float) and 2 < n <= 1024:
+            case.body["n"] = 2
+
+
+@schemathesis.hook
+def filter_failure(context, failure, case, response):
+    """Leave out what no schema can say of the children of a branch."""
+    return not (
+        response.status_code == 400
+        and re.search(r"min_ok=\d+: want 1 to|labels for \d+ children", response.text)
+    )
