@@ -134,8 +134,11 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 	began := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	defer func() {
-		v := recover()
-		if v != nil && v != http.ErrAbortHandler {
+		switch v := recover(); v {
+		case nil:
+		case http.ErrAbortHandler:
+			defer panic(v) // the connection must not end as after a whole answer
+		default:
 			s.opt.Log.Error("request panicked", "route", r.path, "panic", v, "stack", string(debug.Stack()))
 			if rec.status == 0 {
 				s.fail(rec, http.StatusInternalServerError, protocol.Errorf(protocol.CodeInternal, "the request met a defect; the daemon's log has more"))
@@ -144,9 +147,6 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 		s.measured.served(r, rec.status, time.Since(began))
 		s.audit(q, rec.status, began)
 		s.opt.Log.Debug("request", "method", q.Method, "path", q.URL.Path, "status", rec.status, "took", time.Since(began))
-		if v == http.ErrAbortHandler {
-			panic(v) // cuts the connection
-		}
 	}()
 	if err := s.serveRoute(r, &request{Request: q, w: rec}); err != nil && rec.status == 0 {
 		s.fail(rec, statusOf(err), err)
