@@ -46,12 +46,18 @@ def before_load_schema(context, raw_schema):
 def before_call(context, case, kwargs):
     """Keep what is accepted within the means of this machine."""
     operation = case.operation.definition.raw["operationId"]
-    if operation == "getFiles" and case.query.get("path") == "/":
+    if operation == "getFiles" and set(case.query.get("path") or "x") <= {"/", "."}:
         case.query["path"] = "/etc"  # not all of /proc can be read
-    if operation == "branch" and isinstance(case.body, dict):
-        n = case.body.get("n")
-        if not isinstance(n, bool) and isinstance(n, int | float) and 2 < n <= 1024:
-            case.body["n"] = 2
+    if not isinstance(case.body, dict):
+        return
+    for name, least, most, instead in (
+        ("n", 1, 1024, 2),
+        ("memory_bytes", 128 << 20, 1 << 40, 0),  # each new kind boots a machine first
+        ("cpus", 2, 64, 1),
+    ):
+        value = case.body.get(name)
+        if isinstance(value, int | float) and least <= value <= most and value % 1 == 0:
+            case.body[name] = min(value, instead)
 
 
 @schemathesis.hook
