@@ -10,15 +10,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/admin"
@@ -38,8 +35,13 @@ var errNoVMM = protocol.Errorf(protocol.CodeNotSupported, "this test has no mach
 
 func (noVMM) Info(context.Context) (vmm.Info, error) { return vmm.Info{Name: "none"}, nil }
 
-// serve starts a server on a socket of its own.
-func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
+// serve starts a server on a socket of its own; with adapts it before.
+func serve(t *testing.T, with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
+	t.Helper()
+	return serveBoot(t, func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }, with...)
+}
+
+func serveBoot(t *testing.T, boot func(context.Context, func(string)) (machine.Boot, error), with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir, err := os.MkdirTemp("", "") // short: a socket lies in it
@@ -51,8 +53,7 @@ func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{Sandboxes: 4},
-		Boot: func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }})
+	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{Sandboxes: 4}, Boot: boot})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,6 +62,9 @@ func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
 		t.Fatal(err)
 	}
 	srv := admin.NewServer(d, admin.ServerOptions{Release: "test", Audit: filepath.Join(dir, "audit")})
+	for _, f := range with {
+		f(srv)
+	}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	c := admin.NewClient(filepath.Join(dir, "s"))
@@ -89,42 +93,6 @@ func plain(socket string) *http.Client {
 	}}}
 }
 
-// document is what the tests need of openapi.yaml.
-type document struct {
-	Paths map[string]map[string]any `yaml:"paths"`
-}
-
-// TestDocument holds the routes and openapi.yaml to each other.
-func TestDocument(t *testing.T) {
-	b, err := os.ReadFile("openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc document
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		t.Fatal(err)
-	}
-	var documented []string
-	for path, methods := range doc.Paths {
-		for method, v := range methods {
-			if method == "parameters" {
-				continue
-			}
-			key := ""
-			if text := fmt.Sprint(v); strings.Contains(text, "#/components/parameters/Key") {
-				key = " with a key"
-			}
-			documented = append(documented, strings.ToUpper(method)+" "+path+key)
-		}
-	}
-	served := admin.Routes()
-	slices.Sort(documented)
-	slices.Sort(served)
-	if d := cmp.Diff(documented, served); d != "" {
-		t.Fatalf("openapi.yaml (-) and the routes (+) differ:\n%s", d)
-	}
-}
-
 func TestRefusals(t *testing.T) {
 	c, _ := serve(t)
 	client := plain(c.Socket())
@@ -151,6 +119,8 @@ func TestRefusals(t *testing.T) {
 		"negative limit":     {"POST", "/v1/sandboxes", `{"limits": {"live": -1}}`, "application/json", 400, protocol.CodeInvalidArgument},
 		"bad from":           {"POST", "/v1/sandboxes", `{"from": "../../x"}`, "application/json", 400, protocol.CodeInvalidArgument},
 		"no machines":        {"POST", "/v1/sandboxes", `{}`, "application/json", 501, protocol.CodeNotSupported},
+		"3e8 is whole":       {"POST", "/v1/sandboxes", `{"memory_bytes": 2.68435456E8, "cpus": 1.0}`, "application/json", 501, protocol.CodeNotSupported},
+		"no redirect":        {"GET", "/v1//sandboxes", "", "", 404, protocol.CodeNotFound},
 		"bad exec":           {"GET", "/v1/sandboxes/" + sb + "/execs/x/output", "", "", 400, protocol.CodeInvalidArgument},
 		"exec of no sandbox": {"GET", "/v1/sandboxes/" + sb + "/execs/" + ex + "/output", "", "", 404, protocol.CodeNotFound},
 		"bad checkpoint":     {"GET", "/v1/checkpoints/..", "", "", 404, protocol.CodeNotFound},
@@ -247,43 +217,26 @@ func TestKeyAtOnce(t *testing.T) {
 	}
 }
 
-func TestCrowd(t *testing.T) {
-	c, _ := serve(t)
-	var all sync.WaitGroup
-	for range 200 {
-		all.Go(func() {
-			if _, err := c.Sandboxes(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// TestRudeClients: clients that stop half-way hold nothing up.
-func TestRudeClients(t *testing.T) {
-	c, _ := serve(t)
-	for _, text := range []string{"", "GET", "GET /v1/version HTTP/1.1\r\n", "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/json\r\n\r\n{"} {
-		conn, err := net.Dial("unix", c.Socket())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		if _, err := io.WriteString(conn, text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	follow, leave := context.WithCancel(t.Context())
-	left := make(chan error, 1)
+// TestListWhileOneStarts: a sandbox that has no machine yet is no failure.
+func TestListWhileOneStarts(t *testing.T) {
+	starting, goOn := make(chan struct{}), make(chan struct{})
+	c, _ := serveBoot(t, func(context.Context, func(string)) (machine.Boot, error) {
+		close(starting)
+		<-goOn
+		return machine.Boot{}, errNoVMM
+	})
+	created := make(chan error, 1)
 	go func() {
-		left <- c.Events(follow, 0, true, func(daemon.Event) error { return nil })
+		_, err := c.Create(t.Context(), admin.CreateSandbox{Name: "a"}, nil)
+		created <- err
 	}()
-	if _, err := c.Version(t.Context()); err != nil {
-		t.Fatal(err)
+	<-starting
+	if all, err := c.Sandboxes(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("got %v, %v, want an empty list", all, err)
 	}
-	leave()
-	if err := <-left; err == nil {
-		t.Fatal("a stream of events that was left ended well")
+	close(goOn)
+	if err := <-created; protocol.CodeOf(err) != protocol.CodeNotSupported {
+		t.Fatalf("got %v, want %s", err, protocol.CodeNotSupported)
 	}
 }
 

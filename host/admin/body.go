@@ -3,12 +3,17 @@ package admin
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
+	"mime"
+	"net/http"
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -17,6 +22,55 @@ import (
 // maxWhole is the largest whole number in a request, either way: up to there
 // every client can hold each one (RFC 8259, section 6).
 const maxWhole = 1<<53 - 1
+
+// checkKind refuses a body of another content type than the route takes.
+func (q *request) checkKind(want string) error {
+	t := q.Header.Get("Content-Type")
+	if t == "" || q.ContentLength == 0 {
+		return nil
+	}
+	if kind, _, err := mime.ParseMediaType(t); err != nil || kind != want {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "Content-Type %.80q: want %s", t, want)
+	}
+	return nil
+}
+
+// readBody reads the whole body, which is small.
+func (q *request) readBody() error {
+	if q.ContentLength == 0 {
+		return nil
+	}
+	var err error
+	if q.body, err = io.ReadAll(http.MaxBytesReader(q.w, q.Body, maxBody)); err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
+		}
+		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
+	}
+	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
+	return nil
+}
+
+// pieces is a body each piece of which has to come within a time; 0 is any.
+type pieces struct {
+	io.ReadCloser
+	conn   *http.ResponseController
+	within time.Duration
+}
+
+// Read implements io.Reader.
+func (p *pieces) Read(b []byte) (int, error) {
+	if p.within > 0 {
+		p.conn.SetReadDeadline(time.Now().Add(p.within))
+	} else {
+		p.conn.SetReadDeadline(time.Time{})
+	}
+	n, err := p.ReadCloser.Read(b)
+	if errors.Is(err, io.EOF) { // what waits for the client to go has no deadline
+		p.conn.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
 
 // decode reads the body into v, a pointer to a struct, as openapi.yaml has it.
 // That is stricter than encoding/json: a field is named exactly, known and

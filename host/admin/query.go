@@ -1,21 +1,27 @@
 package admin
 
 import (
+	"cmp"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// checkQuery refuses a query that cannot be read, or that has a parameter
-// twice: one of the two would be ignored.
-func (q *request) checkQuery() error {
+// checkQuery refuses a query that cannot be read or has more than the known
+// parameters, each once: the rest would be ignored.
+func (q *request) checkQuery(known []string) error {
 	all, err := url.ParseQuery(q.URL.RawQuery)
 	if err != nil {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "read the query: %v", err)
 	}
 	for name, values := range all {
-		if len(values) > 1 {
+		switch {
+		case !slices.Contains(known, name):
+			return protocol.Errorf(protocol.CodeInvalidArgument, "the query has %.40q; this route takes %s", name, cmp.Or(strings.Join(known, ", "), "none"))
+		case len(values) > 1:
 			return protocol.Errorf(protocol.CodeInvalidArgument, "the query has %.40q %d times", name, len(values))
 		}
 	}

@@ -12,12 +12,12 @@ func routes() []route {
 		{method: "GET", path: "/v1/version", serve: (*Server).version},
 		{method: "GET", path: "/v1/openapi.yaml", serve: (*Server).openapi},
 		{method: "GET", path: "/v1/metrics", serve: (*Server).metrics},
-		{method: "GET", path: "/v1/events", endless: true, serve: (*Server).events},
+		{method: "GET", path: "/v1/events", query: "cursor follow", endless: true, serve: (*Server).events},
 
 		{method: "GET", path: "/v1/sandboxes", serve: (*Server).listSandboxes},
 		{method: "POST", path: "/v1/sandboxes", creates: true, serve: (*Server).createSandbox},
 		{method: "GET", path: "/v1/sandboxes/{sandbox}", serve: (*Server).showSandbox},
-		{method: "DELETE", path: "/v1/sandboxes/{sandbox}", serve: (*Server).removeSandbox},
+		{method: "DELETE", path: "/v1/sandboxes/{sandbox}", query: "force", serve: (*Server).removeSandbox},
 		{method: "GET", path: "/v1/sandboxes/{sandbox}/tree", serve: (*Server).tree},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/snapshots", creates: true, serve: (*Server).snapshot},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/branches", creates: true, serve: (*Server).branch},
@@ -25,15 +25,15 @@ func routes() []route {
 
 		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs", serve: (*Server).listExecs},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs", creates: true, serve: (*Server).startExec},
-		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", endless: true, serve: (*Server).output},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", stream: true, endless: true, serve: (*Server).stdin},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", serve: (*Server).signal},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", serve: (*Server).resize},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", query: "node stdout stderr follow", endless: true, serve: (*Server).output},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", query: "node end", kind: "application/octet-stream", stream: true, endless: true, serve: (*Server).stdin},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", query: "node", serve: (*Server).signal},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", query: "node", serve: (*Server).resize},
 
-		{method: "GET", path: "/v1/sandboxes/{sandbox}/files", serve: (*Server).getFiles},
-		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", stream: true, serve: (*Server).putFiles},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/files", query: "node path", serve: (*Server).getFiles},
+		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", query: "node path", kind: tarType, stream: true, serve: (*Server).putFiles},
 
-		{method: "GET", path: "/v1/checkpoints", serve: (*Server).listCheckpoints},
+		{method: "GET", path: "/v1/checkpoints", query: "sandbox", serve: (*Server).listCheckpoints},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
 		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
 	}

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -9,11 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"mime"
 	"net"
 	"net/http"
+	"path"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -35,7 +35,8 @@ const (
 const (
 	// maxBody of a request that is not a stream.
 	maxBody = 1 << 20
-	// bodyWait is how long a client may take to send one.
+	// bodyWait is how long a client may take to send one, and each piece of one
+	// that is a stream.
 	bodyWait = 30 * time.Second
 	maxKey   = 255
 )
@@ -58,6 +59,7 @@ type Server struct {
 	opt      ServerOptions
 	http     *http.Server
 	measured *metrics
+	bodyWait time.Duration
 	// ctx ends with Shutdown: streams end with it.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -68,7 +70,7 @@ func NewServer(d *daemon.Daemon, o ServerOptions) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{d: d, opt: o, measured: newMetrics(d, o.Release)}
+	s := &Server{d: d, opt: o, measured: newMetrics(d, o.Release), bodyWait: bodyWait}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.http = &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		BaseContext: func(net.Listener) context.Context { return s.ctx }, ConnContext: withPeer, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
@@ -95,9 +97,11 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // route is one method of one path.
 type route struct {
 	method, path string
-	creates      bool // takes an idempotency key
-	endless      bool // may be a stream that is followed
-	stream       bool // the body is read by the handler
+	query        string // parameters, with spaces between
+	creates      bool   // takes an idempotency key
+	endless      bool   // may be a stream that is followed
+	stream       bool   // the body is read by the handler
+	kind         string // of the body; empty: JSON
 	serve        func(*Server, *request) error
 }
 
@@ -121,11 +125,19 @@ func (s *Server) handler() http.Handler {
 			s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
 		})
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
+	none := func(w http.ResponseWriter, _ *http.Request) {
 		s.fail(w, http.StatusNotFound, protocol.Errorf(protocol.CodeNotFound, "no such route; GET /v1/openapi.yaml describes all"))
-	})
+	}
+	mux.HandleFunc("/", none)
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set(HeaderRelease, s.opt.Release)
+		if q.ContentLength != 0 {
+			http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyWait))
+		}
+		if q.URL.Path != path.Clean(q.URL.Path) { // which the mux would redirect
+			none(w, q)
+			return
+		}
 		mux.ServeHTTP(w, q)
 	})
 }
@@ -154,13 +166,21 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 }
 
 func (s *Server) serveRoute(r route, q *request) error {
-	if err := q.checkQuery(); err != nil {
+	if err := q.checkQuery(strings.Fields(r.query)); err != nil {
 		return err
 	}
-	if !r.stream {
+	if err := q.checkKind(cmp.Or(r.kind, "application/json")); err != nil {
+		return err
+	}
+	switch {
+	case !r.stream:
 		if err := q.readBody(); err != nil {
 			return err
 		}
+	case r.endless:
+		q.Body = &pieces{ReadCloser: q.Body, conn: http.NewResponseController(q.w)}
+	default:
+		q.Body = &pieces{q.Body, http.NewResponseController(q.w), s.bodyWait}
 	}
 	keys := q.Header.Values(HeaderKey)
 	if !r.creates || len(keys) == 0 {
@@ -202,33 +222,14 @@ func (s *Server) once(r route, q *request, key string) error {
 	return err
 }
 
-// fail answers an error.
+// fail answers an error. The rest of the body is not waited for: its client may
+// wait for the answer before it sends more.
 func (s *Server) fail(w http.ResponseWriter, status int, err error) {
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyWait))
+	w.Header().Set("Connection", "close")
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	json.NewEncoder(w).Encode(toWire(err))
-}
-
-// readBody reads the whole body, which is small.
-func (q *request) readBody() error {
-	if q.ContentLength == 0 {
-		return nil
-	}
-	if t := q.Header.Get("Content-Type"); t != "" {
-		if kind, _, err := mime.ParseMediaType(t); err != nil || kind != "application/json" {
-			return protocol.Errorf(protocol.CodeInvalidArgument, "Content-Type %q: want application/json", t)
-		}
-	}
-	http.NewResponseController(q.w).SetReadDeadline(time.Now().Add(bodyWait))
-	var err error
-	if q.body, err = io.ReadAll(http.MaxBytesReader(q.w, q.Body, maxBody)); err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
-		}
-		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
-	}
-	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
-	return nil
 }
 
 // answer writes v.
