@@ -103,7 +103,9 @@ func TestRefusals(t *testing.T) {
 		status                   int
 		code                     protocol.Code
 	}{
-		"no route":           {"GET", "/v2/x", "", "", 404, protocol.CodeNotFound},
+		"no route":           {"GET", "/v1/x", "", "", 404, protocol.CodeNotFound},
+		"no version":         {"GET", "/x", "", "", 404, protocol.CodeNotFound},
+		"other version":      {"GET", "/v2/sandboxes", "", "", 404, protocol.CodeVersionMismatch},
 		"method":             {"PATCH", "/v1/sandboxes", "", "", 405, protocol.CodeInvalidArgument},
 		"no sandbox":         {"GET", "/v1/sandboxes/" + sb, "", "", 404, protocol.CodeNotFound},
 		"bad sandbox":        {"GET", "/v1/sandboxes/..%2f..%2fetc", "", "", 404, protocol.CodeNotFound},
@@ -320,6 +322,54 @@ func TestNobodyThere(t *testing.T) {
 	defer c.Close()
 	if _, err := c.Version(t.Context()); protocol.CodeOf(err) != protocol.CodeUnavailable {
 		t.Fatalf("got %v, want %s", err, protocol.CodeUnavailable)
+	}
+}
+
+// TestOtherVersion: a daemon of another API is refused, with both versions.
+func TestOtherVersion(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	for name, r := range map[string]struct {
+		status int
+		body   string
+		want   []string
+	}{
+		"says so":       {200, `{"release": "9.9", "api": 9, "protocol": 9, "more": {}}`, []string{`"9.9" with API 9`, "1.0 with API 1"}},
+		"has no v1":     {404, `{"code": "version_mismatch", "message": "the request is for API 1; ratoond 9.9 has API 9", "remedy": "x", "more": 1}`, []string{"ratoond 9.9 has API 9", "1.0 with API 1"}},
+		"has no routes": {404, `{"code": "not_found", "message": "no such route", "remedy": "x"}`, []string{"no such route", "1.0 with API 1"}},
+		"is another":    {404, `404 page not found`, []string{`release "9.9"`, "404", "1.0 with API 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set(admin.HeaderRelease, "9.9")
+				w.WriteHeader(r.status)
+				io.WriteString(w, r.body)
+			})}
+			go srv.Serve(l)
+			defer srv.Close()
+			c := admin.NewClient(l.Addr().String())
+			defer c.Close()
+			_, err = c.Check(t.Context(), "1.0")
+			if protocol.CodeOf(err) != protocol.CodeVersionMismatch {
+				t.Fatalf("got %v, want %s", err, protocol.CodeVersionMismatch)
+			}
+			for _, want := range r.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not name %s", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSameVersion: the daemon of this release is not.
+func TestSameVersion(t *testing.T) {
+	c, _ := serve(t)
+	if v, err := c.Check(t.Context(), "1.0"); err != nil || v.API != admin.API || v.Release != "test" {
+		t.Fatalf("got %+v, %v", v, err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"math"
 	"mime"
 	"net/http"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -45,7 +46,7 @@ func (q *request) readBody() error {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
 		}
-		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
+		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", late(err))
 	}
 	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
 	return nil
@@ -69,7 +70,15 @@ func (p *pieces) Read(b []byte) (int, error) {
 	if errors.Is(err, io.EOF) { // what waits for the client to go has no deadline
 		p.conn.SetReadDeadline(time.Time{})
 	}
-	return n, err
+	return n, late(err)
+}
+
+// late says what a deadline that has passed means.
+func late(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errors.New("the rest did not come in time")
+	}
+	return err
 }
 
 // decode reads the body into v, a pointer to a struct, as openapi.yaml has it.

@@ -125,9 +125,7 @@ func (s *Server) handler() http.Handler {
 			s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
 		})
 	}
-	none := func(w http.ResponseWriter, _ *http.Request) {
-		s.fail(w, http.StatusNotFound, protocol.Errorf(protocol.CodeNotFound, "no such route; GET /v1/openapi.yaml describes all"))
-	}
+	none := func(w http.ResponseWriter, q *http.Request) { s.fail(w, http.StatusNotFound, s.noRoute(q.URL.Path)) }
 	mux.HandleFunc("/", none)
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set(HeaderRelease, s.opt.Release)
