@@ -35,15 +35,21 @@ var errNoVMM = protocol.Errorf(protocol.CodeNotSupported, "this test has no mach
 
 func (noVMM) Info(context.Context) (vmm.Info, error) { return vmm.Info{Name: "none"}, nil }
 
+// booting is the Boot of a daemon.
+type booting = func(context.Context, func(string)) (machine.Boot, error)
+
+func noBoot(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }
+
 // serve starts a server on a socket of its own; with adapts it before.
 func serve(t *testing.T, with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
-	return serveBoot(t, func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }, with...)
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	return another(t, noBoot, with...)
 }
 
-func serveBoot(t *testing.T, boot func(context.Context, func(string)) (machine.Boot, error), with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
+// another starts one more in the same test.
+func another(t *testing.T, boot booting, with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
-	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir, err := os.MkdirTemp("", "") // short: a socket lies in it
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +228,8 @@ func TestKeyAtOnce(t *testing.T) {
 // TestListWhileOneStarts: a sandbox that has no machine yet is no failure.
 func TestListWhileOneStarts(t *testing.T) {
 	starting, goOn := make(chan struct{}), make(chan struct{})
-	c, _ := serveBoot(t, func(context.Context, func(string)) (machine.Boot, error) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	c, _ := another(t, func(context.Context, func(string)) (machine.Boot, error) {
 		close(starting)
 		<-goOn
 		return machine.Boot{}, errNoVMM

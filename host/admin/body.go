@@ -46,7 +46,7 @@ func (q *request) readBody() error {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
 		}
-		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", late(err))
+		return unread(err)
 	}
 	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
 	return nil
@@ -67,18 +67,21 @@ func (p *pieces) Read(b []byte) (int, error) {
 		p.conn.SetReadDeadline(time.Time{})
 	}
 	n, err := p.ReadCloser.Read(b)
-	if errors.Is(err, io.EOF) { // what waits for the client to go has no deadline
+	switch {
+	case errors.Is(err, io.EOF): // what waits for the client to go has no deadline
 		p.conn.SetReadDeadline(time.Time{})
+	case err != nil:
+		err = unread(err)
 	}
-	return n, late(err)
+	return n, err
 }
 
-// late says what a deadline that has passed means.
-func late(err error) error {
+// unread is the error of a body that did not come whole.
+func unread(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return errors.New("the rest did not come in time")
+		return protocol.Errorf(protocol.CodeInvalidArgument, "the rest of the body did not come in time")
 	}
-	return err
+	return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
 }
 
 // decode reads the body into v, a pointer to a struct, as openapi.yaml has it.

@@ -338,6 +338,38 @@ func (c *Client) RemoveCheckpoint(ctx context.Context, id protocol.CheckpointID)
 	return c.get(ctx, call{method: "DELETE", path: "/checkpoints/" + url.PathEscape(string(id))}, nil)
 }
 
+// Export writes a checkpoint as a file to w.
+func (c *Client) Export(ctx context.Context, id protocol.CheckpointID, w io.Writer) error {
+	resp, err := c.do(ctx, call{method: "GET", path: "/checkpoints/" + url.PathEscape(string(id)) + "/export"})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	to := &sink{w: w}
+	if _, err = io.Copy(to, resp.Body); err != nil && to.err == nil {
+		return c.unreachable(ctx, err)
+	}
+	return to.err
+}
+
+// sink tells failures to write from those to read.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (s *sink) Write(b []byte) (n int, err error) {
+	n, s.err = s.w.Write(b)
+	return n, s.err
+}
+
+// Import publishes the checkpoint that an exported file holds.
+func (c *Client) Import(ctx context.Context, r io.Reader) (out Checkpoint, err error) {
+	err = c.get(ctx, call{method: "POST", path: "/checkpoints/import", raw: io.NopCloser(r), key: NewKey()}, &out)
+	return out, err
+}
+
 // Events calls f with each event from the cursor on; with follow until ctx
 // ends.
 func (c *Client) Events(ctx context.Context, cursor int64, follow bool, f func(daemon.Event) error) error {

@@ -100,7 +100,7 @@ func (s *Server) stdin(q *request) error {
 			break
 		}
 		if err != nil {
-			return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
+			return err
 		}
 	}
 	if err := sb.Input(q.Context(), id, node, nil, end); err != nil {

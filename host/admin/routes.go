@@ -34,8 +34,10 @@ func routes() []route {
 		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", query: "node path", kind: tarType, stream: true, serve: (*Server).putFiles},
 
 		{method: "GET", path: "/v1/checkpoints", query: "sandbox", serve: (*Server).listCheckpoints},
+		{method: "POST", path: "/v1/checkpoints/import", kind: exportType, creates: true, stream: true, serve: (*Server).importCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
 		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
+		{method: "GET", path: "/v1/checkpoints/{checkpoint}/export", endless: true, serve: (*Server).exportCheckpoint},
 	}
 }
 

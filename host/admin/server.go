@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -10,11 +11,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"path"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +43,9 @@ const (
 	// that is a stream.
 	bodyWait = 30 * time.Second
 	maxKey   = 255
+	// keyedBody is how much of a body that is a stream tells requests with the
+	// same key apart.
+	keyedBody = 64 << 10
 )
 
 //go:embed openapi.yaml
@@ -113,17 +120,16 @@ type request struct {
 }
 
 func (s *Server) handler() http.Handler {
-	mux := http.NewServeMux()
-	methods := map[string][]string{}
+	paths := map[string]map[string]route{} // by method
 	for _, r := range routes() {
-		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, q *http.Request) { s.handle(r, w, q) })
-		methods[r.path] = append(methods[r.path], r.method)
+		if paths[r.path] == nil {
+			paths[r.path] = map[string]route{}
+		}
+		paths[r.path][r.method] = r
 	}
-	for path, allowed := range methods {
-		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) {
-			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
-		})
+	mux := http.NewServeMux()
+	for path, methods := range paths {
+		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) { s.dispatch(methods, w, q) })
 	}
 	none := func(w http.ResponseWriter, q *http.Request) { s.fail(w, http.StatusNotFound, s.noRoute(q.URL.Path)) }
 	mux.HandleFunc("/", none)
@@ -132,12 +138,29 @@ func (s *Server) handler() http.Handler {
 		if q.ContentLength != 0 {
 			http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyWait))
 		}
-		if q.URL.Path != path.Clean(q.URL.Path) { // which the mux would redirect
+		if p := q.URL.EscapedPath(); p != path.Clean(p) { // which the mux would redirect
 			none(w, q)
 			return
 		}
 		mux.ServeHTTP(w, q)
 	})
+}
+
+// dispatch serves a request by the route of its method. The mux knows paths
+// only: else import, for a method that it does not take, would be an id.
+func (s *Server) dispatch(methods map[string]route, w http.ResponseWriter, q *http.Request) {
+	method := q.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	r, ok := methods[method]
+	if !ok {
+		allowed := strings.Join(slices.Sorted(maps.Keys(methods)), ", ")
+		w.Header().Set("Allow", allowed)
+		s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%.80q takes %s, not %.20q", q.URL.Path, allowed, q.Method))
+		return
+	}
+	s.handle(r, w, q)
 }
 
 func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
@@ -196,6 +219,12 @@ func (s *Server) once(r route, q *request, key string) error {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n", q.Method, q.URL.RequestURI())
 	h.Write(q.body)
+	if r.stream {
+		body := bufio.NewReaderSize(q.Body, keyedBody)
+		head, _ := body.Peek(keyedBody) // who reads on meets the error
+		h.Write(head)
+		q.Body = io.NopCloser(body)
+	}
 	q.Header.Del("Accept")
 	// The work goes on when the client goes: it may come back for the answer.
 	q.Request = q.WithContext(s.ctx)

@@ -340,7 +340,7 @@ func TestMethods(t *testing.T) {
 		targets[o.path] = o.target(t)
 	}
 	for path, methods := range allowed {
-		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} {
+		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"} {
 			if slices.Contains(methods, method) {
 				continue
 			}

@@ -109,7 +109,7 @@ func scanPages(ctx context.Context, path string, runs Runs) (string, error) {
 	return hexSum(strong), nil
 }
 
-func scanRuns(ctx context.Context, r io.Reader, runs Runs, also hash.Hash) error {
+func scanRuns(ctx context.Context, r io.Reader, runs Runs, also io.Writer) error {
 	sum := crc32.New(castagnoli)
 	var at int64
 	for i, run := range runs {

@@ -89,8 +89,22 @@ func scenario(ctx context.Context, dir string, told io.Writer) error {
 	if err := kept.Import(ctx, s, ids[0]); err != nil {
 		return err
 	}
+	sent, err := checkpoint.Open(filepath.Join(dir, "sent"), checkpoint.Options{})
+	if err != nil {
+		return err
+	}
+	var file bytes.Buffer
+	if err := kept.Export(ctx, ids[0], &file); err != nil {
+		return err
+	}
+	if _, _, err := sent.ImportFile(ctx, &file); err != nil {
+		return err
+	}
 	return cache.RemoveBase(base)
 }
+
+// stores are the directories of the scenario's stores.
+var stores = []string{"cache", "run", "kept", "sent"}
 
 func makeTemplate(ctx context.Context, s *checkpoint.Store, id protocol.BaseID) error {
 	p, err := s.BeginBase(id)
@@ -127,7 +141,7 @@ func makeCheckpoint(ctx context.Context, s *checkpoint.Store, id protocol.Checkp
 // consistent checks everything a store holds, and what its user was told.
 func consistent(t *testing.T, dir, told string) {
 	t.Helper()
-	for _, sub := range []string{"cache", "run", "kept"} {
+	for _, sub := range stores {
 		s := open(t, filepath.Join(dir, sub), checkpoint.Options{})
 		list, bad, err := s.List()
 		check(t, err)
@@ -215,7 +229,7 @@ func errorAt(t *testing.T, label string, nth int, errno syscall.Errno) {
 	if e, ok := errors.AsType[*protocol.Error](err); !ok || e.Code != want[0] && e.Code != want[len(want)-1] {
 		t.Errorf("code %s of %v, want one of %v", protocol.CodeOf(err), err, want)
 	}
-	for _, sub := range []string{"cache", "run", "kept"} {
+	for _, sub := range stores {
 		left, err := filepath.Glob(filepath.Join(dir, sub, "tmp", "*"))
 		check(t, err)
 		more, err := filepath.Glob(filepath.Join(dir, sub, "*", "*", "manifest.new"))
@@ -249,7 +263,7 @@ func TestKillAtEveryLabel(t *testing.T) {
 					t.Fatalf("child: %v, want it killed; %s", err, stderr.String())
 				}
 				consistent(t, dir, string(told))
-				for _, sub := range []string{"cache", "run", "kept"} {
+				for _, sub := range stores {
 					s := open(t, filepath.Join(dir, sub), checkpoint.Options{})
 					if _, err := s.Sweep(nil); err != nil {
 						t.Error(err)

@@ -8,6 +8,8 @@ const (
 	labelManifestWrite = "checkpoint.manifest.write"
 	labelPublishRename = "checkpoint.publish.rename"
 	labelImport        = "checkpoint.import"
+	labelImportCreate  = "checkpoint.import.create"
+	labelImportWrite   = "checkpoint.import.write"
 
 	labelStateSync  = "checkpoint.durable.state.fsync"
 	labelPagesSync  = "checkpoint.durable.pages.fsync"
@@ -39,7 +41,8 @@ const (
 // at each of them.
 func Labels() []string {
 	return []string{
-		labelBegin, labelPagesCreate, labelManifestWrite, labelPublishRename, labelImport,
+		labelBegin, labelPagesCreate, labelManifestWrite, labelPublishRename,
+		labelImport, labelImportCreate, labelImportWrite,
 		labelStateSync, labelPagesSync, labelDirSync, labelParentSync,
 		labelRewriteWrite, labelRewriteSync, labelRewriteRename, labelRewriteDirSync,
 		labelRemoveRename, labelRemoveUnlink, labelLostWrite, labelLostRename,

@@ -98,13 +98,14 @@ func manifest(base protocol.BaseID) checkpoint.Manifest {
 // delta is content for a pages file and its run table.
 func delta(fill byte) ([]byte, checkpoint.Runs) {
 	a, b := bytes.Repeat([]byte{fill}, page), bytes.Repeat([]byte{fill, 'x'}, page)
-	table := crc32.MakeTable(crc32.Castagnoli)
 	return append(slices.Clone(a), b...), checkpoint.Runs{
-		memory.Run{Offset: 4 * page, Length: page, CRC: crc32.Checksum(a, table)},
+		memory.Run{Offset: 4 * page, Length: page, CRC: sum(a)},
 		memory.Run{Offset: 0, Length: page, Zero: true},
-		memory.Run{Offset: page, Length: 2 * page, CRC: crc32.Checksum(b, table)},
+		memory.Run{Offset: page, Length: 2 * page, CRC: sum(b)},
 	}
 }
+
+func sum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
 // publish makes a checkpoint with pages.
 func publish(t testing.TB, s *checkpoint.Store, m checkpoint.Manifest) protocol.CheckpointID {
@@ -134,7 +135,7 @@ func TestLife(t *testing.T) {
 	want.ID, want.Format, want.Boot, want.Created = id, checkpoint.Format, "boot 1", want.Created.UTC().Round(0)
 	_, want.Files.Pages.Runs = delta('a')
 	want.Files.Pages.Size = 3 * page
-	want.Files.State = checkpoint.File{Size: 12, CRC32C: crc32.Checksum([]byte("device state"), crc32.MakeTable(crc32.Castagnoli))}
+	want.Files.State = checkpoint.File{Size: 12, CRC32C: sum([]byte("device state"))}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("manifest (-want +got):\n%s", d)
 	}

@@ -20,7 +20,7 @@ import (
 func newCheckpoint(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
-		Short: "List, show and remove checkpoints",
+		Short: "List, show, export, import and remove checkpoints",
 		Args:  arguments(cobra.NoArgs), // an unknown command
 		RunE:  func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
@@ -44,7 +44,7 @@ func newCheckpoint(g *global) *cobra.Command {
 	}
 	outputFlag(ls, g)
 	outputFlag(show, g)
-	cmd.AddCommand(ls, show, rm)
+	cmd.AddCommand(ls, show, newExport(g), newImport(g), rm)
 	return cmd
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -334,8 +333,8 @@ func (r *running) importCheckpoint(ctx context.Context, name string) (protocol.C
 	if err != nil {
 		return "", err
 	}
-	for _, path := range paths {
-		if path == r.files.Path {
+	for _, path := range append(paths, r.dir.DaemonPath()) {
+		if _, err := os.Stat(path); err != nil || path == r.files.Path {
 			continue
 		}
 		found, err := r.kind.Import(ctx, path, id)
@@ -346,5 +345,5 @@ func (r *running) importCheckpoint(ctx context.Context, name string) (protocol.C
 			return id, nil
 		}
 	}
-	return "", protocol.Errorf(protocol.CodeUnknownCheckpoint, "no checkpoint %s under %s", id, filepath.Join(r.dir.Path(), "runs"))
+	return "", protocol.Errorf(protocol.CodeUnknownCheckpoint, "no checkpoint %s under %s", id, r.dir.Path())
 }

@@ -80,7 +80,8 @@ func kept(dir string) error {
 		return err
 	}
 	m := checkpoint.Manifest{ID: "cp-aaaaaaaaaaaaaaaa", Class: checkpoint.ClassNamed, Label: "evil\x1b[2J", Created: time.Now(),
-		Sandbox: "sb-aaaaaaaaaaaaaaaa", Timeline: "tl-aaaaaaaaaaaaaaaa", Line: "ln-aaaaaaaaaaaaaaaa", Node: "0", Freeze: 2, Base: "ba-aaaaaaaaaaaaaaaa"}
+		Sandbox: "sb-aaaaaaaaaaaaaaaa", Timeline: "tl-aaaaaaaaaaaaaaaa", Line: "ln-aaaaaaaaaaaaaaaa", Node: "0", Freeze: 2, Base: "ba-aaaaaaaaaaaaaaaa",
+		Machine: checkpoint.Machine{MemoryBytes: 1 << 20, CPUs: 1}}
 	b, err := store.BeginBase(m.Base)
 	if err != nil {
 		return err
