@@ -21,3 +21,6 @@ func Routes() []string {
 	}
 	return out
 }
+
+// Decode reads a body into v.
+func Decode(body []byte, v any) error { return (&request{body: body}).decode(v) }
