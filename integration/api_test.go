@@ -84,7 +84,7 @@ func TestAPI(t *testing.T) {
 	}
 	cmd := exec.CommandContext(ctx, tool, "--config-file", filepath.Join(data, "schemathesis.toml"),
 		"run", document, "--url", "http://"+bridge(t, filepath.Join(h.state, "daemon", "ratoon.sock")),
-		"--max-examples", "10", "--seed", "1", "--continue-on-failure", "--no-color", "--generation-database", "none")
+		"--max-examples", "10", "--seed", "1", "--continue-on-failure", "--no-color", "--generation-database", "none", "--suppress-health-check", "too_slow")
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "SCHEMATHESIS_HOOKS="+filepath.Join(data, "hooks.py"))
 	cmd.WaitDelay = 10 * time.Second
