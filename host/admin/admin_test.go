@@ -10,15 +10,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/host/admin"
@@ -38,15 +35,20 @@ var errNoVMM = protocol.Errorf(protocol.CodeNotSupported, "this test has no mach
 
 func (noVMM) Info(context.Context) (vmm.Info, error) { return vmm.Info{Name: "none"}, nil }
 
-// serve starts a server on a socket of its own.
-func serve(t *testing.T) (*admin.Client, *daemon.Daemon) {
+// booting is the Boot of a daemon.
+type booting = func(context.Context, func(string)) (machine.Boot, error)
+
+func noBoot(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }
+
+// serve starts a server on a socket of its own; with adapts it before.
+func serve(t *testing.T, with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
 	t.Cleanup(func() { goleak.VerifyNone(t) })
-	return another(t)
+	return another(t, noBoot, with...)
 }
 
 // another starts one more in the same test.
-func another(t *testing.T) (*admin.Client, *daemon.Daemon) {
+func another(t *testing.T, boot booting, with ...func(*admin.Server)) (*admin.Client, *daemon.Daemon) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "") // short: a socket lies in it
 	if err != nil {
@@ -57,8 +59,7 @@ func another(t *testing.T) (*admin.Client, *daemon.Daemon) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{Sandboxes: 4},
-		Boot: func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errNoVMM }})
+	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{Sandboxes: 4}, Boot: boot})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +68,9 @@ func another(t *testing.T) (*admin.Client, *daemon.Daemon) {
 		t.Fatal(err)
 	}
 	srv := admin.NewServer(d, admin.ServerOptions{Release: "test", Audit: filepath.Join(dir, "audit")})
+	for _, f := range with {
+		f(srv)
+	}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	c := admin.NewClient(filepath.Join(dir, "s"))
@@ -95,42 +99,6 @@ func plain(socket string) *http.Client {
 	}}}
 }
 
-// document is what the tests need of openapi.yaml.
-type document struct {
-	Paths map[string]map[string]any `yaml:"paths"`
-}
-
-// TestDocument holds the routes and openapi.yaml to each other.
-func TestDocument(t *testing.T) {
-	b, err := os.ReadFile("openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc document
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		t.Fatal(err)
-	}
-	var documented []string
-	for path, methods := range doc.Paths {
-		for method, v := range methods {
-			if method == "parameters" {
-				continue
-			}
-			key := ""
-			if text := fmt.Sprint(v); strings.Contains(text, "#/components/parameters/Key") {
-				key = " with a key"
-			}
-			documented = append(documented, strings.ToUpper(method)+" "+path+key)
-		}
-	}
-	served := admin.Routes()
-	slices.Sort(documented)
-	slices.Sort(served)
-	if d := cmp.Diff(documented, served); d != "" {
-		t.Fatalf("openapi.yaml (-) and the routes (+) differ:\n%s", d)
-	}
-}
-
 func TestRefusals(t *testing.T) {
 	c, _ := serve(t)
 	client := plain(c.Socket())
@@ -141,7 +109,9 @@ func TestRefusals(t *testing.T) {
 		status                   int
 		code                     protocol.Code
 	}{
-		"no route":           {"GET", "/v2/x", "", "", 404, protocol.CodeNotFound},
+		"no route":           {"GET", "/v1/x", "", "", 404, protocol.CodeNotFound},
+		"no version":         {"GET", "/x", "", "", 404, protocol.CodeNotFound},
+		"other version":      {"GET", "/v2/sandboxes", "", "", 404, protocol.CodeVersionMismatch},
 		"method":             {"PATCH", "/v1/sandboxes", "", "", 405, protocol.CodeInvalidArgument},
 		"no sandbox":         {"GET", "/v1/sandboxes/" + sb, "", "", 404, protocol.CodeNotFound},
 		"bad sandbox":        {"GET", "/v1/sandboxes/..%2f..%2fetc", "", "", 404, protocol.CodeNotFound},
@@ -157,6 +127,8 @@ func TestRefusals(t *testing.T) {
 		"negative limit":     {"POST", "/v1/sandboxes", `{"limits": {"live": -1}}`, "application/json", 400, protocol.CodeInvalidArgument},
 		"bad from":           {"POST", "/v1/sandboxes", `{"from": "../../x"}`, "application/json", 400, protocol.CodeInvalidArgument},
 		"no machines":        {"POST", "/v1/sandboxes", `{}`, "application/json", 501, protocol.CodeNotSupported},
+		"3e8 is whole":       {"POST", "/v1/sandboxes", `{"memory_bytes": 2.68435456E8, "cpus": 1.0}`, "application/json", 501, protocol.CodeNotSupported},
+		"no redirect":        {"GET", "/v1//sandboxes", "", "", 404, protocol.CodeNotFound},
 		"bad exec":           {"GET", "/v1/sandboxes/" + sb + "/execs/x/output", "", "", 400, protocol.CodeInvalidArgument},
 		"exec of no sandbox": {"GET", "/v1/sandboxes/" + sb + "/execs/" + ex + "/output", "", "", 404, protocol.CodeNotFound},
 		"bad checkpoint":     {"GET", "/v1/checkpoints/..", "", "", 404, protocol.CodeNotFound},
@@ -164,7 +136,7 @@ func TestRefusals(t *testing.T) {
 		"no checkpoint":      {"GET", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
 		"drop no checkpoint": {"DELETE", "/v1/checkpoints/" + string(protocol.NewCheckpointID()), "", "", 404, protocol.CodeUnknownCheckpoint},
 		"bad cursor":         {"GET", "/v1/events?cursor=-1", "", "", 400, protocol.CodeInvalidArgument},
-		"cursor beyond":      {"GET", "/v1/events?cursor=99999999", "", "", 400, protocol.CodeInvalidArgument},
+		"cursor beyond":      {"GET", "/v1/events?cursor=99999999", "", "", 404, protocol.CodeNotFound},
 		"relative path":      {"GET", "/v1/sandboxes/" + sb + "/files?path=etc", "", "", 400, protocol.CodeInvalidArgument},
 		"no path":            {"PUT", "/v1/sandboxes/" + sb + "/files", "", "", 400, protocol.CodeInvalidArgument},
 		"long timeout":       {"POST", "/v1/sandboxes/" + sb + "/execs", `{"argv": ["x"], "timeout": 1e300}`, "application/json", 400, protocol.CodeInvalidArgument},
@@ -253,43 +225,27 @@ func TestKeyAtOnce(t *testing.T) {
 	}
 }
 
-func TestCrowd(t *testing.T) {
-	c, _ := serve(t)
-	var all sync.WaitGroup
-	for range 200 {
-		all.Go(func() {
-			if _, err := c.Sandboxes(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// TestRudeClients: clients that stop half-way hold nothing up.
-func TestRudeClients(t *testing.T) {
-	c, _ := serve(t)
-	for _, text := range []string{"", "GET", "GET /v1/version HTTP/1.1\r\n", "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/json\r\n\r\n{"} {
-		conn, err := net.Dial("unix", c.Socket())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		if _, err := io.WriteString(conn, text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	follow, leave := context.WithCancel(t.Context())
-	left := make(chan error, 1)
+// TestListWhileOneStarts: a sandbox that has no machine yet is no failure.
+func TestListWhileOneStarts(t *testing.T) {
+	starting, goOn := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	c, _ := another(t, func(context.Context, func(string)) (machine.Boot, error) {
+		close(starting)
+		<-goOn
+		return machine.Boot{}, errNoVMM
+	})
+	created := make(chan error, 1)
 	go func() {
-		left <- c.Events(follow, 0, true, func(daemon.Event) error { return nil })
+		_, err := c.Create(t.Context(), admin.CreateSandbox{Name: "a"}, nil)
+		created <- err
 	}()
-	if _, err := c.Version(t.Context()); err != nil {
-		t.Fatal(err)
+	<-starting
+	if all, err := c.Sandboxes(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("got %v, %v, want an empty list", all, err)
 	}
-	leave()
-	if err := <-left; err == nil {
-		t.Fatal("a stream of events that was left ended well")
+	close(goOn)
+	if err := <-created; protocol.CodeOf(err) != protocol.CodeNotSupported {
+		t.Fatalf("got %v, want %s", err, protocol.CodeNotSupported)
 	}
 }
 
@@ -373,6 +329,54 @@ func TestNobodyThere(t *testing.T) {
 	defer c.Close()
 	if _, err := c.Version(t.Context()); protocol.CodeOf(err) != protocol.CodeUnavailable {
 		t.Fatalf("got %v, want %s", err, protocol.CodeUnavailable)
+	}
+}
+
+// TestOtherVersion: a daemon of another API is refused, with both versions.
+func TestOtherVersion(t *testing.T) {
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	for name, r := range map[string]struct {
+		status int
+		body   string
+		want   []string
+	}{
+		"says so":       {200, `{"release": "9.9", "api": 9, "protocol": 9, "more": {}}`, []string{`"9.9" with API 9`, "1.0 with API 1"}},
+		"has no v1":     {404, `{"code": "version_mismatch", "message": "the request is for API 1; ratoond 9.9 has API 9", "remedy": "x", "more": 1}`, []string{"ratoond 9.9 has API 9", "1.0 with API 1"}},
+		"has no routes": {404, `{"code": "not_found", "message": "no such route", "remedy": "x"}`, []string{"no such route", "1.0 with API 1"}},
+		"is another":    {404, `404 page not found`, []string{`release "9.9"`, "404", "1.0 with API 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set(admin.HeaderRelease, "9.9")
+				w.WriteHeader(r.status)
+				io.WriteString(w, r.body)
+			})}
+			go srv.Serve(l)
+			defer srv.Close()
+			c := admin.NewClient(l.Addr().String())
+			defer c.Close()
+			_, err = c.Check(t.Context(), "1.0")
+			if protocol.CodeOf(err) != protocol.CodeVersionMismatch {
+				t.Fatalf("got %v, want %s", err, protocol.CodeVersionMismatch)
+			}
+			for _, want := range r.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not name %s", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSameVersion: the daemon of this release is not.
+func TestSameVersion(t *testing.T) {
+	c, _ := serve(t)
+	if v, err := c.Check(t.Context(), "1.0"); err != nil || v.API != admin.API || v.Release != "test" {
+		t.Fatalf("got %+v, %v", v, err)
 	}
 }
 

@@ -96,7 +96,7 @@ func (c *Client) do(ctx context.Context, q call) (*http.Response, error) {
 	defer resp.Body.Close()
 	var e Error
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&e); err != nil || e.Code == "" {
-		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "%s answers %s, which this release does not understand", c.socket, resp.Status)
+		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "%s, release %.40q, answers %s, which this release does not understand", c.socket, resp.Header.Get(HeaderRelease), resp.Status)
 	}
 	return nil, e.err()
 }

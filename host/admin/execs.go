@@ -52,11 +52,8 @@ func (s *Server) exec(q *request) (sb *daemon.Sandbox, id protocol.ExecID, node 
 }
 
 func (s *Server) output(q *request) error {
-	sb, id, node, err := s.exec(q)
-	if err != nil {
-		return err
-	}
-	a := daemon.Attachment{Exec: id, Node: node}
+	var a daemon.Attachment
+	var err error
 	if a.Stdout, err = q.offset("stdout"); err != nil {
 		return err
 	}
@@ -66,7 +63,11 @@ func (s *Server) output(q *request) error {
 	if a.Follow, err = q.flag("follow"); err != nil {
 		return err
 	}
-	if err := sb.HasExec(id, node); err != nil {
+	var sb *daemon.Sandbox
+	if sb, a.Exec, a.Node, err = s.exec(q); err != nil {
+		return err
+	}
+	if err := sb.HasExec(a.Exec, a.Node); err != nil {
 		return err
 	}
 	st := q.stream()
@@ -79,11 +80,11 @@ func (s *Server) output(q *request) error {
 
 // stdin passes the body on as it comes.
 func (s *Server) stdin(q *request) error {
-	sb, id, node, err := s.exec(q)
+	end, err := q.flag("end")
 	if err != nil {
 		return err
 	}
-	end, err := q.flag("end")
+	sb, id, node, err := s.exec(q)
 	if err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (s *Server) stdin(q *request) error {
 			break
 		}
 		if err != nil {
-			return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
+			return err
 		}
 	}
 	if err := sb.Input(q.Context(), id, node, nil, end); err != nil {

@@ -1,6 +1,9 @@
 package admin
 
 import (
+	"bufio"
+	"errors"
+	"io"
 	"net/http"
 	"path"
 
@@ -56,6 +59,7 @@ func (s *Server) getFiles(q *request) error {
 		}
 	}
 	if err != nil {
+		s.opt.Log.Warn("send an archive", "path", p, "error", err)
 		panic(http.ErrAbortHandler) // the client must not take it for whole
 	}
 	return nil
@@ -71,7 +75,11 @@ func (s *Server) putFiles(q *request) error {
 	if err != nil {
 		return err
 	}
-	if err := sb.TarIn(q.Context(), q.URL.Query().Get("node"), p, q.Body); err != nil {
+	archive := bufio.NewReader(q.Body)
+	if _, err := archive.Peek(1); errors.Is(err, io.EOF) {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "no body: want a tar stream")
+	}
+	if err := sb.TarIn(q.Context(), q.URL.Query().Get("node"), p, archive); err != nil {
 		return err
 	}
 	return q.done()

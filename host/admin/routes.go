@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"strconv"
 
 	"github.com/ratoon-project/ratoon/host/daemon"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -15,12 +14,12 @@ func routes() []route {
 		{method: "GET", path: "/v1/metrics", serve: (*Server).metrics},
 		{method: "POST", path: "/v1/gc", serve: (*Server).collect},
 		{method: "GET", path: "/v1/usage", serve: (*Server).usage},
-		{method: "GET", path: "/v1/events", endless: true, serve: (*Server).events},
+		{method: "GET", path: "/v1/events", query: "cursor follow", endless: true, serve: (*Server).events},
 
 		{method: "GET", path: "/v1/sandboxes", serve: (*Server).listSandboxes},
 		{method: "POST", path: "/v1/sandboxes", creates: true, serve: (*Server).createSandbox},
 		{method: "GET", path: "/v1/sandboxes/{sandbox}", serve: (*Server).showSandbox},
-		{method: "DELETE", path: "/v1/sandboxes/{sandbox}", serve: (*Server).removeSandbox},
+		{method: "DELETE", path: "/v1/sandboxes/{sandbox}", query: "force", serve: (*Server).removeSandbox},
 		{method: "GET", path: "/v1/sandboxes/{sandbox}/tree", serve: (*Server).tree},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/snapshots", creates: true, serve: (*Server).snapshot},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/branches", creates: true, serve: (*Server).branch},
@@ -28,21 +27,21 @@ func routes() []route {
 
 		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs", serve: (*Server).listExecs},
 		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs", creates: true, serve: (*Server).startExec},
-		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", endless: true, serve: (*Server).output},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", stream: true, endless: true, serve: (*Server).stdin},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", serve: (*Server).signal},
-		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", serve: (*Server).resize},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/execs/{exec}/output", query: "node stdout stderr follow", endless: true, serve: (*Server).output},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", query: "node end", kind: "application/octet-stream", stream: true, endless: true, serve: (*Server).stdin},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/signal", query: "node", serve: (*Server).signal},
+		{method: "POST", path: "/v1/sandboxes/{sandbox}/execs/{exec}/resize", query: "node", serve: (*Server).resize},
 
-		{method: "GET", path: "/v1/sandboxes/{sandbox}/files", serve: (*Server).getFiles},
-		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", stream: true, serve: (*Server).putFiles},
+		{method: "GET", path: "/v1/sandboxes/{sandbox}/files", query: "node path", serve: (*Server).getFiles},
+		{method: "PUT", path: "/v1/sandboxes/{sandbox}/files", query: "node path", kind: tarType, stream: true, serve: (*Server).putFiles},
 
-		{method: "GET", path: "/v1/checkpoints", serve: (*Server).listCheckpoints},
-		{method: "POST", path: "/v1/checkpoints/import", creates: true, stream: true, serve: (*Server).importCheckpoint},
+		{method: "GET", path: "/v1/checkpoints", query: "sandbox", serve: (*Server).listCheckpoints},
+		{method: "POST", path: "/v1/checkpoints/import", kind: exportType, creates: true, stream: true, serve: (*Server).importCheckpoint},
 		{method: "POST", path: "/v1/checkpoints/verify", endless: true, serve: (*Server).verifyCheckpoints},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
 		{method: "PATCH", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).changeCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/dependents", serve: (*Server).dependents},
-		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).removeCheckpoint},
+		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", query: "cascade", serve: (*Server).removeCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/export", endless: true, serve: (*Server).exportCheckpoint},
 	}
 }
@@ -50,32 +49,6 @@ func routes() []route {
 // sandbox is the one that the path names.
 func (s *Server) sandbox(q *request) (*daemon.Sandbox, error) {
 	return s.d.Sandbox(q.PathValue("sandbox"))
-}
-
-// flag reads a query parameter that is true or false.
-func (q *request) flag(name string) (bool, error) {
-	v := q.URL.Query().Get(name)
-	if v == "" {
-		return false, nil
-	}
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return false, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want true or false", name, v)
-	}
-	return b, nil
-}
-
-// offset reads a query parameter that counts bytes.
-func (q *request) offset(name string) (int64, error) {
-	v := q.URL.Query().Get(name)
-	if v == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 {
-		return 0, protocol.Errorf(protocol.CodeInvalidArgument, "%s=%.40q: want a number, 0 or more", name, v)
-	}
-	return n, nil
 }
 
 func (s *Server) version(q *request) error {

@@ -13,6 +13,9 @@ func (s *Server) listSandboxes(q *request) error {
 	out := Sandboxes{Sandboxes: []daemon.Info{}}
 	for _, sb := range s.d.Sandboxes() {
 		info, err := sb.Info()
+		if protocol.CodeOf(err) == protocol.CodeNotFound {
+			continue // on its way here, or gone
+		}
 		if err != nil {
 			return err
 		}

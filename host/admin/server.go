@@ -3,6 +3,7 @@ package admin
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -12,9 +13,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"mime"
+	"maps"
 	"net"
 	"net/http"
+	"path"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -37,7 +39,8 @@ const (
 const (
 	// maxBody of a request that is not a stream.
 	maxBody = 1 << 20
-	// bodyWait is how long a client may take to send one.
+	// bodyWait is how long a client may take to send one, and each piece of one
+	// that is a stream.
 	bodyWait = 30 * time.Second
 	maxKey   = 255
 	// keyedBody is how much of a body that is a stream tells requests with the
@@ -63,6 +66,7 @@ type Server struct {
 	opt      ServerOptions
 	http     *http.Server
 	measured *metrics
+	bodyWait time.Duration
 	// ctx ends with Shutdown: streams end with it.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -73,7 +77,7 @@ func NewServer(d *daemon.Daemon, o ServerOptions) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{d: d, opt: o, measured: newMetrics(d, o.Release)}
+	s := &Server{d: d, opt: o, measured: newMetrics(d, o.Release), bodyWait: bodyWait}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.http = &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		BaseContext: func(net.Listener) context.Context { return s.ctx }, ConnContext: withPeer, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
@@ -100,9 +104,11 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // route is one method of one path.
 type route struct {
 	method, path string
-	creates      bool // takes an idempotency key
-	endless      bool // may be a stream that is followed
-	stream       bool // the body is read by the handler
+	query        string // parameters, with spaces between
+	creates      bool   // takes an idempotency key
+	endless      bool   // may be a stream that is followed
+	stream       bool   // the body is read by the handler
+	kind         string // of the body; empty: JSON
 	serve        func(*Server, *request) error
 }
 
@@ -114,34 +120,47 @@ type request struct {
 }
 
 func (s *Server) handler() http.Handler {
-	mux := http.NewServeMux()
-	methods := map[string][]string{}
+	paths := map[string]map[string]route{} // by method
 	for _, r := range routes() {
-		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, q *http.Request) { s.handle(r, w, q) })
-		methods[r.path] = append(methods[r.path], r.method)
-	}
-	for path, allowed := range methods {
-		for _, method := range otherMethods(allowed) {
-			mux.HandleFunc(method+" "+path, func(w http.ResponseWriter, q *http.Request) {
-				w.Header().Set("Allow", strings.Join(allowed, ", "))
-				s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%s takes %s, not %s", path, strings.Join(allowed, ", "), q.Method))
-			})
+		if paths[r.path] == nil {
+			paths[r.path] = map[string]route{}
 		}
+		paths[r.path][r.method] = r
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
-		s.fail(w, http.StatusNotFound, protocol.Errorf(protocol.CodeNotFound, "no such route; GET /v1/openapi.yaml describes all"))
-	})
+	mux := http.NewServeMux()
+	for path, methods := range paths {
+		mux.HandleFunc(path, func(w http.ResponseWriter, q *http.Request) { s.dispatch(methods, w, q) })
+	}
+	none := func(w http.ResponseWriter, q *http.Request) { s.fail(w, http.StatusNotFound, s.noRoute(q.URL.Path)) }
+	mux.HandleFunc("/", none)
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set(HeaderRelease, s.opt.Release)
+		if q.ContentLength != 0 {
+			http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyWait))
+		}
+		if p := q.URL.EscapedPath(); p != path.Clean(p) { // which the mux would redirect
+			none(w, q)
+			return
+		}
 		mux.ServeHTTP(w, q)
 	})
 }
 
-// otherMethods are those that a path does not take. They are named one by one: a
-// path for all methods could not stand beside one with a variable.
-func otherMethods(allowed []string) []string {
-	all := []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodTrace, http.MethodConnect}
-	return slices.DeleteFunc(all, func(m string) bool { return slices.Contains(allowed, m) })
+// dispatch serves a request by the route of its method. The mux knows paths
+// only: else import, for a method that it does not take, would be an id.
+func (s *Server) dispatch(methods map[string]route, w http.ResponseWriter, q *http.Request) {
+	method := q.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	r, ok := methods[method]
+	if !ok {
+		allowed := strings.Join(slices.Sorted(maps.Keys(methods)), ", ")
+		w.Header().Set("Allow", allowed)
+		s.fail(w, http.StatusMethodNotAllowed, protocol.Errorf(protocol.CodeInvalidArgument, "%.80q takes %s, not %.20q", q.URL.Path, allowed, q.Method))
+		return
+	}
+	s.handle(r, w, q)
 }
 
 func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
@@ -168,19 +187,30 @@ func (s *Server) handle(r route, w http.ResponseWriter, q *http.Request) {
 }
 
 func (s *Server) serveRoute(r route, q *request) error {
-	if !r.stream {
+	if err := q.checkQuery(strings.Fields(r.query)); err != nil {
+		return err
+	}
+	if err := q.checkKind(cmp.Or(r.kind, "application/json")); err != nil {
+		return err
+	}
+	switch {
+	case !r.stream:
 		if err := q.readBody(); err != nil {
 			return err
 		}
+	case r.endless:
+		q.Body = &pieces{ReadCloser: q.Body, conn: http.NewResponseController(q.w)}
+	default:
+		q.Body = &pieces{q.Body, http.NewResponseController(q.w), s.bodyWait}
 	}
-	key := q.Header.Get(HeaderKey)
-	if !r.creates || key == "" {
+	keys := q.Header.Values(HeaderKey)
+	if !r.creates || len(keys) == 0 {
 		return r.serve(s, q)
 	}
-	if len(key) > maxKey {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "%s has %d characters; want at most %d", HeaderKey, len(key), maxKey)
+	if n := len(keys[0]); len(keys) > 1 || n < 1 || n > maxKey {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "%s: want one, of 1 to %d characters", HeaderKey, maxKey)
 	}
-	return s.once(r, q, key)
+	return s.once(r, q, keys[0])
 }
 
 // once runs a request with an idempotency key. What it answers is kept, so it
@@ -219,49 +249,14 @@ func (s *Server) once(r route, q *request, key string) error {
 	return err
 }
 
-// fail answers an error.
+// fail answers an error. The rest of the body is not waited for: its client may
+// wait for the answer before it sends more.
 func (s *Server) fail(w http.ResponseWriter, status int, err error) {
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.bodyWait))
+	w.Header().Set("Connection", "close")
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	json.NewEncoder(w).Encode(toWire(err))
-}
-
-// readBody reads the whole body, which is small.
-func (q *request) readBody() error {
-	if q.ContentLength == 0 {
-		return nil
-	}
-	if t := q.Header.Get("Content-Type"); t != "" {
-		if kind, _, err := mime.ParseMediaType(t); err != nil || kind != "application/json" {
-			return protocol.Errorf(protocol.CodeInvalidArgument, "Content-Type %q: want application/json", t)
-		}
-	}
-	http.NewResponseController(q.w).SetReadDeadline(time.Now().Add(bodyWait))
-	var err error
-	if q.body, err = io.ReadAll(http.MaxBytesReader(q.w, q.Body, maxBody)); err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return protocol.Errorf(protocol.CodeTooLarge, "the body has more than %d bytes", maxBody)
-		}
-		return protocol.Errorf(protocol.CodeInvalidArgument, "read the body: %v", err)
-	}
-	http.NewResponseController(q.w).SetReadDeadline(time.Time{})
-	return nil
-}
-
-// decode reads the body into v, strictly. No body is the zero value.
-func (q *request) decode(v any) error {
-	if len(q.body) == 0 {
-		return nil
-	}
-	d := json.NewDecoder(bytes.NewReader(q.body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "the body is not what this route takes: %v", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "the body goes on after its value")
-	}
-	return nil
 }
 
 // answer writes v.

@@ -59,7 +59,7 @@ func wantCode(t *testing.T, err error, want protocol.Code) *protocol.Error {
 
 func TestTransfer(t *testing.T) {
 	from, _ := serve(t)
-	to, _ := another(t)
+	to, _ := another(t, noBoot)
 	_, m := published(t, from, nil)
 	var file bytes.Buffer
 	if err := from.Export(t.Context(), m.ID, &file); err != nil {
@@ -81,7 +81,7 @@ func TestTransfer(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	// Another one of the same id.
-	third, _ := another(t)
+	third, _ := another(t, noBoot)
 	published(t, third, func(other *checkpoint.Manifest) { other.ID = m.ID })
 	file.Reset()
 	if err := third.Export(t.Context(), m.ID, &file); err != nil {
@@ -100,7 +100,7 @@ func imported(t *testing.T, c *admin.Client, file []byte) error {
 // without it the file may come again.
 func TestImportWithKey(t *testing.T) {
 	from, _ := serve(t)
-	to, _ := another(t)
+	to, _ := another(t, noBoot)
 	_, m := published(t, from, nil)
 	var file, other bytes.Buffer
 	if err := from.Export(t.Context(), m.ID, &file); err != nil {

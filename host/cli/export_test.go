@@ -21,6 +21,7 @@ var (
 	Listen       = listen
 	Ask          = ask
 	NewChildren  = newChildren
+	ListenAdmin  = listenAdmin
 )
 
 // Sink is the log of one child's stream.

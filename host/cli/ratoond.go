@@ -33,6 +33,9 @@ import (
 // shutdownWait is how long requests may take to end when ratoond does.
 const shutdownWait = 10 * time.Second
 
+// answerWait is how long one that serves the socket already may take to say so.
+const answerWait = 5 * time.Second
+
 // DaemonMain is the whole of the ratoond binary.
 func DaemonMain(ctx context.Context) int {
 	return run(ctx, "ratoond", newDaemon, os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr})
@@ -169,7 +172,9 @@ func listenAdmin(ctx context.Context, path, group string) (net.Listener, error) 
 		}
 		c := admin.NewClient(path)
 		defer c.Close()
-		if _, err := c.Version(ctx); err == nil {
+		ctx, cancel := context.WithTimeout(ctx, answerWait)
+		defer cancel()
+		if _, err := c.Version(ctx); protocol.CodeOf(err) != protocol.CodeUnavailable {
 			return nil, protocol.Errorf(protocol.CodeBusy, "another ratoond serves %s", path)
 		}
 		if err := os.Remove(path); err != nil {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 
 	"github.com/ratoon-project/ratoon/host/admin"
-	"github.com/ratoon-project/ratoon/protocol"
 )
 
 // EnvSocket names the socket of ratoond when no flag does.
@@ -34,12 +33,8 @@ func (g *global) admin(ctx context.Context) (*admin.Client, error) {
 		}
 	}
 	c := admin.NewClient(path)
-	v, err := c.Version(ctx)
-	if err != nil {
+	if _, err := c.Check(ctx, Release()); err != nil {
 		return nil, err
-	}
-	if v.API != admin.API {
-		return nil, protocol.Errorf(protocol.CodeVersionMismatch, "ratoond at %s is %s with API %d; this is %s with API %d", path, line(v.Release), v.API, Release(), admin.API)
 	}
 	return c, nil
 }

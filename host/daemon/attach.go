@@ -117,7 +117,7 @@ func (s *Sandbox) Input(ctx context.Context, id protocol.ExecID, node string, da
 		return err
 	}
 	if e.stdin == nil {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "program %s has no standard input that is open", id)
+		return protocol.Errorf(protocol.CodeNotFound, "program %s has no standard input that is open", id)
 	}
 	if err := e.stdin.write(ctx, data); err != nil {
 		return err

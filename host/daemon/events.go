@@ -51,10 +51,10 @@ func (d *Daemon) emit(e Event) {
 	d.events.Write(append(b, '\n'))
 }
 
-// CheckCursor answers CodeInvalidArgument for a cursor that no event has.
+// CheckCursor answers CodeNotFound for a cursor that is beyond the last event.
 func (d *Daemon) CheckCursor(cursor int64) error {
 	if cursor < 0 || cursor > d.events.End() {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "cursor %d: want 0 to %d", cursor, d.events.End())
+		return protocol.Errorf(protocol.CodeNotFound, "no event has cursor %d; want 0 to %d", cursor, d.events.End())
 	}
 	return nil
 }

@@ -203,7 +203,7 @@ func (s *Sandbox) recordOf(k execKey) (execRecord, error) {
 	if err != nil {
 		return execRecord{}, err
 	}
-	out := execRecord{ID: k.id, Line: k.line, Started: time.Now().UTC()}
+	out := execRecord{ID: k.id, Line: k.line, Argv: []string{}, Started: time.Now().UTC()}
 	for _, r := range all {
 		if r.ID == k.id && r.Line == k.line {
 			return r, nil

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	"golang.org/x/sys/unix"
@@ -114,7 +115,8 @@ func (s *Sandbox) isDir(ctx context.Context, node, path string) (bool, error) {
 	return err == nil, nil
 }
 
-// TarIn unpacks a tar stream in a directory, which exists.
+// TarIn unpacks a tar stream in a directory, which exists. It does not hide the
+// error of r.
 func (s *Sandbox) TarIn(ctx context.Context, node, path string, r io.Reader) error {
 	st, err := s.openFiles(ctx, node, protocol.FileRequest{Op: "tar-in", Path: path})
 	if err != nil {
@@ -155,7 +157,7 @@ func sendAll(st *link.Stream, r io.Reader) error {
 		}
 		if err != nil {
 			st.Close() // the guest must not take it for whole
-			return protocol.Errorf(protocol.CodeInvalidArgument, "read the archive: %v", err)
+			return fmt.Errorf("read the archive: %w", err)
 		}
 	}
 }
