@@ -78,6 +78,18 @@ func (s *Server) changeCheckpoint(q *request) error {
 	return s.showCheckpoint(q)
 }
 
+// compactCheckpoint stores one in the way that takes the least space.
+func (s *Server) compactCheckpoint(q *request) error {
+	id, err := q.checkpoint()
+	if err != nil {
+		return err
+	}
+	if err := s.d.CompactCheckpoint(q.Context(), id); err != nil {
+		return err
+	}
+	return s.showCheckpoint(q)
+}
+
 // dependents lists what a removal with cascade would remove.
 func (s *Server) dependents(q *request) error {
 	id, err := q.checkpoint()

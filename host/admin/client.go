@@ -349,6 +349,12 @@ func (c *Client) ChangeCheckpoint(ctx context.Context, id protocol.CheckpointID,
 	return out, err
 }
 
+// Compact stores a checkpoint in the way that takes the least space.
+func (c *Client) Compact(ctx context.Context, id protocol.CheckpointID) (out Checkpoint, err error) {
+	err = c.get(ctx, call{method: "POST", path: ofCheckpoint(id, "/compact")}, &out)
+	return out, err
+}
+
 // Dependents lists what RemoveCheckpoints would remove, the checkpoint last.
 func (c *Client) Dependents(ctx context.Context, id protocol.CheckpointID) ([]Checkpoint, error) {
 	var out Checkpoints

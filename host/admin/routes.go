@@ -40,6 +40,7 @@ func routes() []route {
 		{method: "POST", path: "/v1/checkpoints/verify", endless: true, serve: (*Server).verifyCheckpoints},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).showCheckpoint},
 		{method: "PATCH", path: "/v1/checkpoints/{checkpoint}", serve: (*Server).changeCheckpoint},
+		{method: "POST", path: "/v1/checkpoints/{checkpoint}/compact", serve: (*Server).compactCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/dependents", serve: (*Server).dependents},
 		{method: "DELETE", path: "/v1/checkpoints/{checkpoint}", query: "cascade", serve: (*Server).removeCheckpoint},
 		{method: "GET", path: "/v1/checkpoints/{checkpoint}/export", endless: true, serve: (*Server).exportCheckpoint},

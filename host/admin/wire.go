@@ -116,6 +116,7 @@ type (
 		Label       string                `json:"label,omitempty"`
 		Class       string                `json:"class"`
 		Durable     bool                  `json:"durable"`
+		Compacted   bool                  `json:"compacted"`
 		Created     time.Time             `json:"created"`
 		Expires     time.Time             `json:"expires,omitzero"`
 		Bytes       int64                 `json:"bytes"`
@@ -180,6 +181,6 @@ func (l Limits) limits() sandbox.Limits {
 
 func checkpointOf(m checkpoint.Manifest) Checkpoint {
 	return Checkpoint{ID: m.ID, Sandbox: m.Sandbox, Timeline: m.Timeline, Node: m.Node, Parent: m.Parent, Label: m.Label, Class: string(m.Class),
-		Durable: m.Durable, Created: m.Created, Expires: m.Expires, Bytes: m.Bytes(), MemoryBytes: m.Machine.MemoryBytes,
+		Durable: m.Durable, Compacted: m.Files.Frames != nil, Created: m.Created, Expires: m.Expires, Bytes: m.Bytes(), MemoryBytes: m.Machine.MemoryBytes,
 		VMM: m.VMM.Name + " " + m.VMM.Version + " (" + m.VMM.Accel + ")"}
 }

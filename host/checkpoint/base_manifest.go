@@ -77,7 +77,7 @@ func (m BaseManifest) validate() error {
 
 func decodeBase(data []byte) (BaseManifest, error) {
 	var m BaseManifest
-	format, err := unseal(kindBase, data, &m)
+	format, _, err := unseal(kindBase, data, &m)
 	if err != nil {
 		return BaseManifest{}, typed(protocol.CodeCheckpointLost, "read manifest", err)
 	}

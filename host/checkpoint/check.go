@@ -91,7 +91,10 @@ func (c *content) scanState(ctx context.Context, also io.Writer) (string, error)
 func (c *content) scanPages(ctx context.Context, also io.Writer) (string, error) {
 	want := c.manifest.Files.Pages
 	strong := sha256.New()
-	err := scanRuns(ctx, c.pages, want.Runs, io.MultiWriter(strong, also))
+	err := c.scanSize()
+	if err == nil {
+		err = scanRuns(ctx, io.NewSectionReader(c.pages, 0, want.Size), want.Runs, io.MultiWriter(strong, also))
+	}
 	if got := hexSum(strong); err == nil && want.SHA256 != "" && want.SHA256 != got {
 		err = damagedAt(0, "sha256 %s, want %s", got, want.SHA256)
 	}
@@ -147,9 +150,6 @@ func scanRuns(ctx context.Context, r io.Reader, runs Runs, also io.Writer) error
 				i, run.Length, run.Offset, sum.Sum32(), n, run.CRC)
 		}
 		at += n
-	}
-	if n, err := io.ReadFull(r, make([]byte, 1)); err != io.EOF {
-		return errors.Join(damagedAt(at, "%d bytes after the last run", n), err)
 	}
 	return nil
 }

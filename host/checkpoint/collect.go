@@ -19,6 +19,10 @@ type CollectOptions struct {
 type Collected struct {
 	Checkpoints []protocol.CheckpointID `json:"checkpoints"`
 	Bases       []protocol.BaseID       `json:"bases"`
+	// Objects is how many files of frames went, Packed how many were rewritten
+	// since less than half of them was needed.
+	Objects int `json:"objects"`
+	Packed  int `json:"packed"`
 	// Freed is bytes of disk, with what others removed at the same time.
 	Freed int64 `json:"freed_bytes"`
 }
@@ -29,7 +33,7 @@ func NewCollected() Collected {
 }
 
 // Collect removes everything that nobody needs: what was cut short, internal
-// checkpoints, and bases. Each thing is renamed away first and unlinked then, so
+// checkpoints, bases, and frames. Each thing is renamed away first and unlinked then, so
 // a process that is killed at any step leaves it whole or to the next Collect.
 // What it has removed is right also with an error.
 func (s *Store) Collect(ctx context.Context, o CollectOptions) (c Collected, err error) {
@@ -50,5 +54,10 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (c Collected, err
 	}
 	bases, err := s.SweepBases(o.KeepBase)
 	c.Bases = append(c.Bases, bases...)
+	failed = errors.Join(failed, err)
+	n, err := s.SweepObjects()
+	c.Objects, failed = n, errors.Join(failed, err)
+	c.Packed, err = s.packAgain(ctx)
+	c.Objects += c.Packed // repack sweeps what it has replaced
 	return c, errors.Join(failed, err)
 }

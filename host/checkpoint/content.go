@@ -22,24 +22,11 @@ import (
 type content struct {
 	manifest Manifest
 	state    *os.File
-	pages    *os.File
+	pages    pagesFile
 
 	// Of its base; zero where only the files of the checkpoint are wanted.
 	base BaseManifest
 	ram  *os.File
-}
-
-// files opens the files of a checkpoint, without its base.
-func (s *Store) files(id protocol.CheckpointID) (*content, error) {
-	m, err := s.Get(id)
-	if err != nil {
-		return nil, err
-	}
-	c, err := openFiles(s.checkpointDir(id), m)
-	if err != nil {
-		return nil, s.gone(id, err)
-	}
-	return c, nil
 }
 
 // content opens the files of a checkpoint and of its base.
@@ -60,19 +47,6 @@ func (s *Store) content(id protocol.CheckpointID) (*content, error) {
 	return c, nil
 }
 
-// openFiles opens what lies in the directory of a checkpoint.
-func openFiles(dir string, m Manifest) (*content, error) {
-	c := &content{manifest: m}
-	var err error
-	if c.state, _, err = openRegular(filepath.Join(dir, nameState)); err != nil {
-		return nil, errors.Join(unusable(checkpointName(m.ID), nameState, err), c.Close())
-	}
-	if c.pages, _, err = openRegular(filepath.Join(dir, namePages)); err != nil {
-		return nil, errors.Join(unusable(checkpointName(m.ID), namePages, err), c.Close())
-	}
-	return c, nil
-}
-
 // openRAM opens what lies in the directory of the base.
 func (c *content) openRAM(dir string) (err error) {
 	if c.ram, _, err = openRegular(filepath.Join(dir, nameRAM)); err != nil {
@@ -84,10 +58,13 @@ func (c *content) openRAM(dir string) (err error) {
 // Close closes the files.
 func (c *content) Close() error {
 	var errs []error
-	for _, f := range []*os.File{c.ram, c.state, c.pages} {
+	for _, f := range []*os.File{c.ram, c.state} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
+	}
+	if c.pages != nil {
+		errs = append(errs, c.pages.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -127,11 +104,7 @@ func (v *view) ReadAt(p []byte, off int64) (int, error) {
 		return n, err
 	}
 	end := off + int64(n)
-	first, _ := slices.BinarySearchFunc(v.runs, off, func(r placed, off int64) int { return cmp.Compare(r.Offset+r.Length, off+1) })
-	for _, r := range v.runs[first:] {
-		if r.Offset >= end {
-			break
-		}
+	for _, r := range v.within(off, end) {
 		from, to := max(r.Offset, off), min(r.Offset+r.Length, end)
 		part := p[from-off : to-off]
 		if r.Zero {
@@ -143,13 +116,20 @@ func (v *view) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
+// within is the runs that overlap a part of the memory.
+func (v *view) within(off, end int64) []placed {
+	first, _ := slices.BinarySearchFunc(v.runs, off, func(r placed, off int64) int { return cmp.Compare(r.Offset+r.Length, off+1) })
+	last, _ := slices.BinarySearchFunc(v.runs[first:], end, func(r placed, end int64) int { return cmp.Compare(r.Offset, end) })
+	return v.runs[first : first+last]
+}
+
 // sparse tells whether a piece is zeros for sure, without reading it.
 func (v *view) sparse(off, length int64) bool {
 	data, err := unix.Seek(int(v.ram.Fd()), off, unix.SEEK_DATA)
 	if !errors.Is(err, unix.ENXIO) && (err != nil || data < off+length) {
 		return false
 	}
-	return !slices.ContainsFunc(v.runs, func(r placed) bool { return r.Offset < off+length && r.Offset+r.Length > off })
+	return len(v.within(off, off+length)) == 0
 }
 
 // sameMemory compares guest RAM byte by byte.

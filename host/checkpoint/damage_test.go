@@ -200,7 +200,7 @@ func TestNewerFormatIsKept(t *testing.T) {
 	path := filepath.Join(dir, "checkpoints", string(id), "manifest")
 	data, err := os.ReadFile(path)
 	check(t, err)
-	overwrite(t, path, []byte(strings.Replace(string(data), `"format":1`, `"format":2`, 1)))
+	overwrite(t, path, []byte(strings.Replace(string(data), `"format":1`, `"format":3`, 1)))
 
 	s = open(t, dir, checkpoint.Options{BootID: "2"})
 	_, err = s.Get(id)

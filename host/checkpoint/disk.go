@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ratoon-project/ratoon/internal/fault"
+	"github.com/ratoon-project/ratoon/protocol"
 )
 
 // Names of the files of one entry, and of a manifest that is being replaced.
@@ -93,8 +94,11 @@ func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, erro
 		if err == io.EOF {
 			return n, nil
 		}
+		if _, ok := errors.AsType[*protocol.Error](err); err != nil && !ok {
+			err = damagedAt(n, "%v", err)
+		}
 		if err != nil {
-			return n, damagedAt(n, "%v", err)
+			return n, err
 		}
 	}
 }

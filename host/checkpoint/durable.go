@@ -35,13 +35,12 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 		return typed(protocol.CodeCaptureFailed, what, err)
 	}
 	dir := s.checkpointDir(id)
-	if err := s.syncAll(string(id), []syncStep{
-		{labelStateSync, filepath.Join(dir, nameState)},
-		{labelPagesSync, filepath.Join(dir, namePages)},
-		{labelDirSync, dir},
-		{labelParentSync, s.checkpoints()},
-		{labelParentSync, s.dir},
-	}); err != nil {
+	steps := []syncStep{{labelStateSync, filepath.Join(dir, nameState)}}
+	if m.Files.Frames == nil { // files of frames are durable before they are named
+		steps = append(steps, syncStep{labelPagesSync, filepath.Join(dir, namePages)})
+	}
+	steps = append(steps, syncStep{labelDirSync, dir}, syncStep{labelParentSync, s.checkpoints()}, syncStep{labelParentSync, s.dir})
+	if err := s.syncAll(string(id), steps); err != nil {
 		return s.gone(id, typed(protocol.CodeCaptureFailed, what, err))
 	}
 	sums, err := s.scan(ctx, id, io.Discard)
@@ -63,7 +62,7 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 // fsynced before and after the rename.
 func (s *Store) rewrite(id protocol.CheckpointID, change func(*Manifest)) error {
 	defer s.ids.lock(string(id))()
-	m, err := s.Get(id)
+	m, err := s.read(id)
 	if err != nil {
 		return err
 	}

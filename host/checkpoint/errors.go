@@ -59,8 +59,12 @@ func typed(code protocol.Code, what string, err error) error {
 	return &failure{protocol.Errorf(code, "%s: %v", what, err), err}
 }
 
-// unusable is the error of a stored thing whose file cannot be used.
+// unusable is the error of a stored thing whose file cannot be used. An error
+// that names a file keeps it.
 func unusable(what, file string, err error) error {
+	if e, ok := errors.AsType[*protocol.Error](err); ok && e.Details["file"] != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	e := typed(protocol.CodeCheckpointLost, what+": file "+file, err)
 	if f, ok := errors.AsType[*failure](e); ok {
 		f.coded = f.coded.With("file", file)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 
+	"github.com/ratoon-project/ratoon/host/checkpoint/framefile"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -23,9 +25,11 @@ type Report struct {
 type Damage struct {
 	// Base is set when the file is one of its base's.
 	Base protocol.BaseID `json:"base,omitempty"`
-	File string          `json:"file"`
+	// File is its name in the directory of the checkpoint or base, or
+	// objects/NAME in that of the store.
+	File string `json:"file"`
 	// Offset in the file, in bytes, of the piece that is damaged: a run of the
-	// pages, a block of the base, or the whole of a small file.
+	// pages, a frame, a block of the base, or the whole of a small file.
 	Offset int64         `json:"offset"`
 	Code   protocol.Code `json:"code"`
 	Reason string        `json:"reason"`
@@ -61,7 +65,7 @@ func (s *Store) Examine(ctx context.Context, ids []protocol.CheckpointID, progre
 			return err
 		}
 	}
-	e := &examiner{store: s, bases: map[protocol.BaseID][]Damage{}, progress: progress}
+	e := &examiner{store: s, bases: map[protocol.BaseID][]Damage{}, objects: map[string][]Damage{}, progress: progress}
 	e.measure(ids)
 	for _, id := range ids {
 		r, err := e.checkpoint(ctx, id)
@@ -82,22 +86,32 @@ func (s *Store) Examine(ctx context.Context, ids []protocol.CheckpointID, progre
 type examiner struct {
 	store    *Store
 	bases    map[protocol.BaseID][]Damage // that were read
+	objects  map[string][]Damage          // that were read
 	progress func(Progress)
 	at       Progress
 }
 
 // measure adds up what is to be read.
 func (e *examiner) measure(ids []protocol.CheckpointID) {
-	seen := map[protocol.BaseID]bool{}
+	seen := map[string]bool{}
 	for _, id := range ids {
 		m, err := e.store.Get(id)
 		if err != nil {
 			continue
 		}
-		e.at.Total += m.Bytes()
-		if b, err := e.store.Base(m.Base); err == nil && b.Durable && !seen[m.Base] {
-			seen[m.Base] = true
+		e.at.Total += m.Files.State.Size + m.Files.Pages.Size
+		if b, err := e.store.Base(m.Base); err == nil && b.Durable && !seen[string(m.Base)] {
+			seen[string(m.Base)] = true
 			e.at.Total += b.RAM.Size
+		}
+		if m.Files.Frames == nil {
+			continue
+		}
+		for _, o := range m.Files.Frames.Objects {
+			if !seen[o.Name] {
+				seen[o.Name] = true
+				e.at.Total += o.Size
+			}
 		}
 	}
 }
@@ -126,6 +140,20 @@ func (e *examiner) checkpoint(ctx context.Context, id protocol.CheckpointID) (Re
 			return r, err
 		}
 	}
+	for _, name := range m.Files.Frames.names() {
+		damage, known := e.objects[name]
+		if !known {
+			o := Report{}
+			if err := e.object(ctx, &r, name); err != nil {
+				if err := o.add("", err); err != nil {
+					return r, err
+				}
+			}
+			damage = o.Damage
+			e.objects[name] = damage
+		}
+		r.note(damage)
+	}
 	damage, known := e.bases[m.Base]
 	if !known {
 		b := Report{}
@@ -137,8 +165,32 @@ func (e *examiner) checkpoint(ctx context.Context, id protocol.CheckpointID) (Re
 		damage = b.Damage
 		e.bases[m.Base] = damage
 	}
-	r.Damage = append(r.Damage, damage...)
+	r.note(damage)
 	return r, nil
+}
+
+// note adds damage that is not noted yet.
+func (r *Report) note(damage []Damage) {
+	for _, d := range damage {
+		if !slices.ContainsFunc(r.Damage, func(o Damage) bool { return o.Base == d.Base && o.File == d.File && o.Offset == d.Offset }) {
+			r.Damage = append(r.Damage, d)
+		}
+	}
+}
+
+// object reads a file of frames, also those of which the checkpoint needs none.
+func (e *examiner) object(ctx context.Context, r *Report, name string) error {
+	f, err := framefile.Open(e.store.objectPath(name), name)
+	if err != nil {
+		return objectError("verify", name, err)
+	}
+	if err := errors.Join(f.Verify(ctx, func(n int64) { e.read(r, n) }), f.Close()); err != nil {
+		if context.Cause(ctx) != nil {
+			return err
+		}
+		return objectError("verify", name, err)
+	}
+	return nil
 }
 
 // counting is a writer that counts.

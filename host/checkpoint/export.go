@@ -44,7 +44,9 @@ func (s *sink) Write(b []byte) (int, error) {
 
 func (c *content) export(ctx context.Context, w io.Writer) error {
 	out := exportfile.NewWriter(w)
-	manifest, err := c.manifest.Encode()
+	m := c.manifest
+	m.Files.Frames = nil // a host may store it as it likes
+	manifest, err := m.Encode()
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 const (
 	toldPublished = "published"
 	toldDurable   = "durable"
+	toldFramed    = "framed" // durable, in the store of frames
+	toldGoing     = "going"
 	toldRemoved   = "removed"
 	toldLost      = "lost"
 )
@@ -103,7 +105,59 @@ func scenario(ctx context.Context, dir string, told io.Writer) error {
 	if err := garbage(ctx, s, base); err != nil {
 		return err
 	}
+	if err := frames(ctx, dir, told); err != nil {
+		return err
+	}
 	return cache.RemoveBase(base)
+}
+
+// frames compacts two checkpoints, and removes the one that made most of what
+// they share.
+func frames(ctx context.Context, dir string, told io.Writer) error {
+	s, err := checkpoint.Open(filepath.Join(dir, "framed"), checkpoint.Options{})
+	if err != nil {
+		return err
+	}
+	base := protocol.NewBaseID()
+	if err := makeTemplate(ctx, s, base); err != nil {
+		return err
+	}
+	m := manifest(base)
+	ids := []protocol.CheckpointID{protocol.NewCheckpointID(), protocol.NewCheckpointID()}
+	for i, id := range ids {
+		pages, _ := delta('f')
+		copy(pages, ids[0])                                                        // another content in each run
+		copy(pages[page:], bytes.Repeat([]byte{byte(i), 1, 2, 3, 5, 7}, 2*page/6)) // the first one stays the same
+		m.Files.Pages.Runs = runsOf(pages)
+		p, err := s.Begin(id)
+		if err != nil {
+			return err
+		}
+		defer p.Discard()
+		if err := errors.Join(os.WriteFile(p.StatePath(), []byte("device state"), 0o600), os.WriteFile(p.PagesPath(), pages, 0o600)); err != nil {
+			return err
+		}
+		if err := p.Publish(ctx, m); err != nil {
+			return err
+		}
+		if err := s.MakeDurable(ctx, id); err != nil {
+			return err
+		}
+		fmt.Fprintln(told, toldFramed, id)
+		if err := s.Compact(ctx, id); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(told, toldGoing, ids[0])
+	if err := s.Remove(ids[0]); err != nil {
+		return err
+	}
+	fmt.Fprintln(told, toldRemoved, ids[0])
+	c, err := s.Collect(ctx, checkpoint.CollectOptions{})
+	if err == nil && c.Packed == 0 {
+		err = fmt.Errorf("collected %+v", c)
+	}
+	return err
 }
 
 // garbage makes some and collects it.
@@ -126,7 +180,7 @@ func garbage(ctx context.Context, s *checkpoint.Store, base protocol.BaseID) err
 }
 
 // stores are the directories of the scenario's stores.
-var stores = []string{"cache", "run", "kept", "sent"}
+var stores = []string{"cache", "run", "kept", "sent", "framed"}
 
 func makeTemplate(ctx context.Context, s *checkpoint.Store, id protocol.BaseID) error {
 	p, err := s.BeginBase(id)
@@ -198,6 +252,8 @@ func consistent(t *testing.T, dir, told string) {
 			if err != nil || !m.Durable {
 				t.Errorf("told durable %s: %v, durable %t", id, err, m.Durable)
 			}
+		case toldFramed:
+			check(t, open(t, filepath.Join(dir, "framed"), checkpoint.Options{}).Verify(t.Context(), id))
 		case toldRemoved:
 			code(t, err, protocol.CodeUnknownCheckpoint)
 		case toldLost:
@@ -274,6 +330,7 @@ func TestKillAtEveryLabel(t *testing.T) {
 	for label, n := range passes(t) {
 		for nth := 1; nth <= n; nth++ {
 			t.Run(fmt.Sprintf("%s#%d", label, nth), func(t *testing.T) {
+				t.Parallel() // the label is armed in the child only
 				dir := memoryDir(t)
 				cmd := exec.CommandContext(t.Context(), self)
 				cmd.Env = append(os.Environ(), childEnv+"="+dir, fmt.Sprintf("%s=%s#%d=kill", fault.Env, label, nth))
@@ -296,11 +353,42 @@ func TestKillAtEveryLabel(t *testing.T) {
 						t.Errorf("%s: %d temporary entries after Sweep", sub, use.Temporary.Entries)
 					}
 				}
+				noLeftFrames(t, filepath.Join(dir, "framed"))
 				var again bytes.Buffer
 				check(t, scenario(t.Context(), dir, &again))
 				consistent(t, dir, again.String())
 			})
 		}
+	}
+}
+
+// noLeftFrames tells that after a collection nothing is stored twice, and no
+// frames for nobody.
+func noLeftFrames(t *testing.T, dir string) {
+	t.Helper()
+	s := open(t, dir, checkpoint.Options{})
+	_, err := s.Collect(t.Context(), checkpoint.CollectOptions{})
+	check(t, err)
+	list, _, err := s.List()
+	check(t, err)
+	needed := map[string]bool{}
+	for _, m := range list {
+		files, err := s.Files(m.ID)
+		check(t, err)
+		if m.Files.Frames == nil {
+			continue
+		}
+		if _, err := os.Stat(files.Pages); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("pages beside frames: %v", err)
+		}
+		for _, o := range m.Files.Frames.Objects {
+			needed[o.Name] = true
+		}
+	}
+	objects, err := filepath.Glob(filepath.Join(dir, "objects", "*"))
+	check(t, err)
+	if len(objects) != len(needed) {
+		t.Errorf("%d objects, %d needed", len(objects), len(needed))
 	}
 }
 

@@ -20,11 +20,33 @@ func (s *Store) Get(id protocol.CheckpointID) (Manifest, error) {
 	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
 		return Manifest{}, err
 	}
-	m, err := s.read(id)
+	return s.settled(id, s.read)
+}
+
+// settled reads a manifest and looks whether its files have the right sizes. It
+// reads again when the files went because the checkpoint was compacted, or
+// because its frames were packed anew.
+func (s *Store) settled(id protocol.CheckpointID, read func(protocol.CheckpointID) (Manifest, error)) (Manifest, error) {
+	m, err := read(id)
 	if err != nil {
 		return Manifest{}, err
 	}
-	return m, s.sizes(m)
+	for {
+		err := s.sizes(m)
+		if err == nil {
+			return m, nil
+		}
+		again, readErr := read(id)
+		if readErr != nil || !errors.Is(err, fs.ErrNotExist) || again.storedAs(m) {
+			return Manifest{}, s.gone(id, err)
+		}
+		m = again
+	}
+}
+
+// storedAs tells whether two manifests of one checkpoint name the same files.
+func (m Manifest) storedAs(o Manifest) bool {
+	return (m.Files.Frames == nil) == (o.Files.Frames == nil) && slices.Equal(m.Files.Frames.names(), o.Files.Frames.names())
 }
 
 // sizes looks whether the files of a checkpoint have the right sizes.
@@ -32,10 +54,18 @@ func (s *Store) sizes(m Manifest) error {
 	id := m.ID
 	dir := s.checkpointDir(id)
 	if err := wantSize(filepath.Join(dir, nameState), m.Files.State.Size); err != nil {
-		return s.gone(id, unusable(checkpointName(id), nameState, err))
+		return unusable(checkpointName(id), nameState, err)
 	}
-	if err := wantSize(filepath.Join(dir, namePages), m.Files.Pages.Size); err != nil {
-		return s.gone(id, unusable(checkpointName(id), namePages, err))
+	if m.Files.Frames == nil {
+		if err := wantSize(filepath.Join(dir, namePages), m.Files.Pages.Size); err != nil {
+			return unusable(checkpointName(id), namePages, err)
+		}
+		return nil
+	}
+	for _, o := range m.Files.Frames.Objects {
+		if err := wantSize(s.objectPath(o.Name), o.Size); err != nil {
+			return unusable(checkpointName(id), fileOfObject(o.Name), err)
+		}
 	}
 	return nil
 }
@@ -69,7 +99,8 @@ func (s *Store) absent(id protocol.CheckpointID) error {
 	return protocol.Errorf(protocol.CodeUnknownCheckpoint, "%s does not exist", checkpointName(id))
 }
 
-// Paths are the files of a checkpoint.
+// Paths are the files of a checkpoint. A compacted one has no pages file: read
+// pages with OpenPages.
 type Paths struct{ State, Pages string }
 
 // Files says where the files of a checkpoint are. It does not look.
@@ -102,10 +133,7 @@ func (s *Store) List() ([]Manifest, []Damaged, error) {
 		if err != nil {
 			continue
 		}
-		m, err := s.summary(id)
-		if err == nil {
-			err = s.sizes(m)
-		}
+		m, err := s.settled(id, s.summary)
 		switch {
 		case err == nil:
 			out = append(out, m)

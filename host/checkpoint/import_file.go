@@ -295,7 +295,7 @@ func (in *incoming) content() (*content, error) {
 	if in.ram != nil {
 		baseDir = filepath.Dir(in.ram.RAMPath())
 	}
-	c, err := openFiles(in.pending.dir, in.manifest)
+	c, err := in.store.openFiles(in.pending.dir, in.manifest)
 	if err != nil {
 		return nil, err
 	}

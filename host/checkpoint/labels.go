@@ -26,6 +26,14 @@ const (
 	labelLostWrite    = "checkpoint.lost.write"
 	labelLostRename   = "checkpoint.lost.rename"
 
+	labelObjectCreate  = "checkpoint.object.create"
+	labelObjectWrite   = "checkpoint.object.write"
+	labelObjectSync    = "checkpoint.object.fsync"
+	labelObjectRename  = "checkpoint.object.rename"
+	labelObjectDirSync = "checkpoint.object.dir.fsync"
+	labelObjectRemove  = "checkpoint.object.remove.rename"
+	labelCompactUnlink = "checkpoint.compact.unlink"
+
 	labelBaseBegin         = "checkpoint.base.begin"
 	labelBaseManifestWrite = "checkpoint.base.manifest.write"
 	labelBasePublishRename = "checkpoint.base.publish.rename"
@@ -46,6 +54,7 @@ func Labels() []string {
 		labelStateSync, labelPagesSync, labelDirSync, labelParentSync,
 		labelRewriteWrite, labelRewriteSync, labelRewriteRename, labelRewriteDirSync,
 		labelRemoveRename, labelRemoveUnlink, labelLostWrite, labelLostRename,
+		labelObjectCreate, labelObjectWrite, labelObjectSync, labelObjectRename, labelObjectDirSync, labelObjectRemove, labelCompactUnlink,
 		labelBaseBegin, labelBaseManifestWrite, labelBasePublishRename, labelBaseImport,
 		labelBaseRAMSync, labelBaseStateSync, labelBaseDirSync, labelBaseParentSync,
 		labelBaseRemoveRename,

@@ -91,6 +91,8 @@ type Machine struct {
 type Files struct {
 	State File  `json:"state"`
 	Pages Pages `json:"pages"`
+	// Frames say where the pages are when there is no pages file.
+	Frames *Frames `json:"frames,omitempty"`
 }
 
 // File describes a file as a whole.
@@ -100,16 +102,21 @@ type File struct {
 	SHA256 string `json:"sha256,omitempty"` // hex, once durable
 }
 
-// Pages describes the pages file: the runs with data, in the table's order,
-// one after another.
+// Pages describes the pages: the runs with data, in the table's order, one after
+// another. They are the pages file, or what frames put together.
 type Pages struct {
 	Size   int64  `json:"size"` // bytes
 	SHA256 string `json:"sha256,omitempty"`
 	Runs   Runs   `json:"runs"`
 }
 
-// Bytes is the size of the checkpoint's files.
-func (m Manifest) Bytes() int64 { return m.Files.State.Size + m.Files.Pages.Size }
+// Bytes is the size of the checkpoint's files; of frames those that it brought.
+func (m Manifest) Bytes() int64 {
+	if f := m.Files.Frames; f != nil {
+		return m.Files.State.Size + f.Own
+	}
+	return m.Files.State.Size + m.Files.Pages.Size
+}
 
 var nodePattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)*$`)
 
@@ -152,7 +159,10 @@ func (m Manifest) validate() error {
 		return protocol.Errorf(protocol.CodeInvalidArgument, "%v", err)
 	}
 	if data := m.Files.Pages.Runs.Data(); data != m.Files.Pages.Size {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "runs hold %d bytes, the pages file %d", data, m.Files.Pages.Size)
+		return protocol.Errorf(protocol.CodeInvalidArgument, "runs hold %d bytes, the pages %d", data, m.Files.Pages.Size)
+	}
+	if err := m.Files.Frames.validate(m.Files.Pages); err != nil {
+		return protocol.Errorf(protocol.CodeInvalidArgument, "frames: %v", err)
 	}
 	return nil
 }
@@ -183,7 +193,10 @@ func (m Manifest) validateOptionalIDs() error {
 
 // normalize makes m what reading it back will give.
 func (m Manifest) normalize() Manifest {
-	m.Format = Format
+	m.Format = FormatFlat
+	if m.Files.Frames != nil {
+		m.Format = FormatFrames
+	}
 	m.Label = strings.ToValidUTF8(m.Label, "\uFFFD")
 	m.Created = m.Created.UTC().Round(0)
 	if !m.Expires.IsZero() {
@@ -198,14 +211,27 @@ func (m Manifest) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("encode manifest: %w", err)
 	}
-	return seal(kindCheckpoint, m)
+	if m.Files.Frames == nil {
+		return seal(kindCheckpoint, m)
+	}
+	f := *m.Files.Frames
+	table := encodeTable(m.Files.Pages.Runs, f.pieces)
+	f.Runs, f.Pieces = len(m.Files.Pages.Runs), len(f.pieces)
+	m.Files.Frames, m.Files.Pages.Runs = &f, nil
+	return sealTable(kindCheckpoint, FormatFrames, m, table)
 }
 
 // Decode reads the content of a manifest file and checks everything in it.
 // Fields that this release does not know are ignored.
 func Decode(data []byte) (Manifest, error) {
 	var m Manifest
-	format, err := unseal(kindCheckpoint, data, &m)
+	format, table, err := unseal(kindCheckpoint, data, &m)
+	if err == nil && (format == FormatFrames) != (m.Files.Frames != nil) {
+		err = fmt.Errorf("%w: format %d with frames: %t", errDamaged, format, m.Files.Frames != nil)
+	}
+	if err == nil && m.Files.Frames != nil {
+		err = m.decodeTable(table)
+	}
 	if err != nil {
 		return Manifest{}, typed(protocol.CodeCheckpointLost, "read manifest", err)
 	}

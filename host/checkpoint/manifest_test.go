@@ -78,7 +78,7 @@ func TestManifestRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Format = checkpoint.Format
+		m.Format = checkpoint.FormatFlat
 		if d := cmp.Diff(m, got, cmpopts.EquateEmpty()); d != "" {
 			t.Fatalf("(-want +got):\n%s", d)
 		}
@@ -104,7 +104,7 @@ func TestManifestUnknownFields(t *testing.T) {
 	t.Parallel()
 	_, body := encoded(t)
 	more := append([]byte(`{"later":{"a":[1,2]},`), body[1:]...)
-	if _, err := checkpoint.Decode(reseal(checkpoint.Format, more)); err != nil {
+	if _, err := checkpoint.Decode(reseal(checkpoint.FormatFlat, more)); err != nil {
 		t.Errorf("unknown field: %v", err)
 	}
 }
@@ -112,9 +112,9 @@ func TestManifestUnknownFields(t *testing.T) {
 func TestManifestNewerFormat(t *testing.T) {
 	t.Parallel()
 	_, body := encoded(t)
-	_, err := checkpoint.Decode(reseal(checkpoint.Format+1, body))
+	_, err := checkpoint.Decode(reseal(checkpoint.FormatFrames+1, body))
 	code(t, err, protocol.CodeCheckpointRefused)
-	if !strings.Contains(err.Error(), "format 2") {
+	if !strings.Contains(err.Error(), "format 3") {
 		t.Errorf("does not name the format: %v", err)
 	}
 }
@@ -150,7 +150,7 @@ func TestManifestHostile(t *testing.T) {
 		change(m)
 		evil, err := json.Marshal(m)
 		check(t, err)
-		if _, err := checkpoint.Decode(reseal(checkpoint.Format, append(evil, '\n'))); protocol.CodeOf(err) != protocol.CodeCheckpointLost {
+		if _, err := checkpoint.Decode(reseal(checkpoint.FormatFlat, append(evil, '\n'))); protocol.CodeOf(err) != protocol.CodeCheckpointLost {
 			t.Errorf("%s: %v, want checkpoint_lost", name, err)
 		}
 	}

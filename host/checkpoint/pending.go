@@ -119,6 +119,9 @@ func (p *Pending) complete(m *Manifest) error {
 		return fmt.Errorf("read state: %w", err)
 	}
 	m.Files.State = state
+	if m.Files.Frames != nil { // of an import, which has them already
+		return os.Chmod(p.StatePath(), fileMode)
+	}
 	size, err := regularSize(p.PagesPath())
 	if errors.Is(err, fs.ErrNotExist) && m.Files.Pages.Runs.Data() == 0 {
 		err = writeFile(labelPagesCreate, p.PagesPath(), nil)

@@ -47,6 +47,35 @@ func Expired(list []Manifest, p Policy, now time.Time) []protocol.CheckpointID {
 	return out
 }
 
+// settle is how old a checkpoint of class internal must be to be compacted: most
+// are needed for moments.
+const settle = 10 * time.Minute
+
+// Cold tells which checkpoints are to be compacted, oldest first, so that those
+// that are stored flat have at most so many bytes: the newest stay. A base
+// counts with the first checkpoint over it; base says how many bytes it is, 0
+// for one that stays anyway.
+func Cold(list []Manifest, hot int64, now time.Time, base func(protocol.BaseID) int64) []protocol.CheckpointID {
+	newest := slices.SortedStableFunc(slices.Values(list), func(a, b Manifest) int { return b.Created.Compare(a.Created) })
+	counted := map[protocol.BaseID]bool{}
+	var out []protocol.CheckpointID
+	for _, m := range newest {
+		if m.Files.Frames != nil {
+			continue
+		}
+		hot -= m.Bytes()
+		if !counted[m.Base] {
+			counted[m.Base] = true
+			hot -= base(m.Base)
+		}
+		if hot < 0 && (m.Class != ClassInternal || now.Sub(m.Created) > settle) {
+			out = append(out, m.ID)
+		}
+	}
+	slices.Reverse(out)
+	return out
+}
+
 // SetClass moves a checkpoint to another class.
 func (s *Store) SetClass(id protocol.CheckpointID, class Class) error {
 	return s.change("set class of", id, func(m *Manifest) { m.Class = class })
@@ -83,6 +112,9 @@ func (s *Store) Unpin(id protocol.CheckpointID) error {
 }
 
 func (s *Store) change(what string, id protocol.CheckpointID, change func(*Manifest)) error {
+	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
+		return err
+	}
 	if err := s.writable(); err != nil {
 		return err
 	}

@@ -159,3 +159,40 @@ func TestPinFails(t *testing.T) {
 		check(t, s.Verify(t.Context(), id))
 	}
 }
+
+func TestCold(t *testing.T) {
+	t.Parallel()
+	sized := func(id string, class checkpoint.Class, age time.Duration, size int64, base protocol.BaseID) checkpoint.Manifest {
+		m := aged(id, class, age)
+		m.Base, m.Files.Pages.Size = base, size
+		return m
+	}
+	framed := sized("framed", checkpoint.ClassNamed, 2*time.Hour, 1000, "a")
+	framed.Files.Frames = &checkpoint.Frames{}
+	list := []checkpoint.Manifest{
+		sized("5h", checkpoint.ClassNamed, 5*time.Hour, 10, "a"),
+		sized("4h internal", checkpoint.ClassInternal, 4*time.Hour, 10, "b"),
+		sized("3h pinned", checkpoint.ClassPinned, 3*time.Hour, 10, "b"),
+		framed,
+		sized("1h", checkpoint.ClassAuto, time.Hour, 10, "a"),
+		sized("now", checkpoint.ClassInternal, 0, 10, "a"),
+	}
+	base := func(id protocol.BaseID) int64 { return map[protocol.BaseID]int64{"b": 100}[id] }
+	for _, c := range []struct {
+		hot  int64
+		want []protocol.CheckpointID
+	}{
+		{1000, nil},
+		{150, nil},
+		{149, []protocol.CheckpointID{"5h"}},
+		{139, []protocol.CheckpointID{"5h", "4h internal"}},
+		{129, []protocol.CheckpointID{"5h", "4h internal", "3h pinned"}},
+		{20, []protocol.CheckpointID{"5h", "4h internal", "3h pinned"}},
+		{19, []protocol.CheckpointID{"5h", "4h internal", "3h pinned", "1h"}},
+		{0, []protocol.CheckpointID{"5h", "4h internal", "3h pinned", "1h"}},
+	} {
+		if d := cmp.Diff(c.want, checkpoint.Cold(list, c.hot, now, base)); d != "" {
+			t.Errorf("%d bytes (-want +got):\n%s", c.hot, d)
+		}
+	}
+}

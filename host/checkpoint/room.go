@@ -48,17 +48,21 @@ type Use struct {
 type Usage struct {
 	Checkpoints Use `json:"checkpoints"`
 	Bases       Use `json:"bases"`
+	// Objects are the files of frames.
+	Objects Use `json:"objects"`
 	// Temporary is what is being written, and what Sweep would remove.
 	Temporary Use `json:"temporary"`
 }
 
 // Total is all of it, in bytes.
-func (u Usage) Total() int64 { return u.Checkpoints.Bytes + u.Bases.Bytes + u.Temporary.Bytes }
+func (u Usage) Total() int64 {
+	return u.Checkpoints.Bytes + u.Bases.Bytes + u.Objects.Bytes + u.Temporary.Bytes
+}
 
 // Usage adds up the disk space of a store.
 func (s *Store) Usage() (Usage, error) {
 	var u Usage
-	for dir, use := range map[string]*Use{s.checkpoints(): &u.Checkpoints, s.bases(): &u.Bases, s.temporary(): &u.Temporary} {
+	for dir, use := range map[string]*Use{s.checkpoints(): &u.Checkpoints, s.bases(): &u.Bases, s.objects(): &u.Objects, s.temporary(): &u.Temporary} {
 		names, err := entries(dir)
 		if err != nil {
 			return Usage{}, typed(protocol.CodeInternal, "add up disk space", err)

@@ -43,7 +43,10 @@ type Store struct {
 
 	freed atomic.Int64 // bytes
 
-	// Lock order: ids, refs, mu.
+	// Lock order: packing, ids, refs, mu.
+
+	// packing is held by whoever writes frames or points checkpoints to others.
+	packing sync.Mutex
 
 	// ids makes calls that change one entry run one after another.
 	ids keyed
@@ -86,7 +89,7 @@ func Open(dir string, opt Options) (*Store, error) {
 		}
 		return s, nil
 	}
-	for _, d := range []string{s.checkpoints(), s.bases(), s.temporary(), s.lost()} {
+	for _, d := range []string{s.checkpoints(), s.bases(), s.objects(), s.temporary(), s.lost()} {
 		if err := os.MkdirAll(d, dirMode); err != nil {
 			return nil, typed(protocol.CodeInternal, "open checkpoint store", err)
 		}
@@ -101,6 +104,7 @@ func (s *Store) checkpoints() string { return filepath.Join(s.dir, "checkpoints"
 func (s *Store) bases() string       { return filepath.Join(s.dir, "bases") }
 func (s *Store) temporary() string   { return filepath.Join(s.dir, "tmp") }
 func (s *Store) lost() string        { return filepath.Join(s.dir, "lost") }
+func (s *Store) objects() string     { return filepath.Join(s.dir, "objects") }
 
 // The ids below must have been parsed.
 
@@ -109,6 +113,8 @@ func (s *Store) checkpointDir(id protocol.CheckpointID) string {
 }
 
 func (s *Store) baseDir(id protocol.BaseID) string { return filepath.Join(s.bases(), string(id)) }
+
+func (s *Store) objectPath(name string) string { return filepath.Join(s.objects(), name) }
 
 func (s *Store) tombstone(id protocol.CheckpointID) string {
 	return filepath.Join(s.lost(), string(id))

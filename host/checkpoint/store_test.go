@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"hash/crc32"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,7 +133,7 @@ func TestLife(t *testing.T) {
 
 	got, err := s.Get(id)
 	check(t, err)
-	want.ID, want.Format, want.Boot, want.Created = id, checkpoint.Format, "boot 1", want.Created.UTC().Round(0)
+	want.ID, want.Format, want.Boot, want.Created = id, checkpoint.FormatFlat, "boot 1", want.Created.UTC().Round(0)
 	_, want.Files.Pages.Runs = delta('a')
 	want.Files.Pages.Size = 3 * page
 	want.Files.State = checkpoint.File{Size: 12, CRC32C: sum([]byte("device state"))}
@@ -200,11 +201,15 @@ func TestIDsAreNoPaths(t *testing.T) {
 		_, baseErr := s.Base(ba)
 		_, baseFilesErr := s.BaseFiles(ba)
 		_, holdBaseErr := s.HoldBase(ba)
+		_, cascadeErr := s.Cascade(cp)
+		_, _, openErr := s.OpenPages(cp)
 		for i, err := range []error{
 			beginErr, getErr, filesErr, holdErr, depErr, beginBaseErr, baseErr, baseFilesErr, holdBaseErr,
 			s.MakeDurable(t.Context(), cp), s.Check(t.Context(), cp), s.Verify(t.Context(), cp), s.SetClass(cp, checkpoint.ClassAuto),
 			s.Remove(cp), s.Condemn(cp, "x"), s.RemoveBase(ba), s.CheckBase(ba), s.VerifyBase(t.Context(), ba),
 			s.MakeBaseDurable(t.Context(), ba), s.ImportBase(t.Context(), s, ba),
+			s.Pin(t.Context(), cp), s.Unpin(cp), s.SetExpiry(cp, time.Time{}), s.Export(t.Context(), cp, io.Discard), s.Compact(t.Context(), cp),
+			cascadeErr, openErr,
 		} {
 			if protocol.CodeOf(err) != protocol.CodeInvalidArgument {
 				t.Errorf("id %q, call %d: %v, want invalid_argument", id, i, err)

@@ -48,6 +48,11 @@ func (s *Store) summary(id protocol.CheckpointID) (Manifest, error) {
 		return m, err
 	}
 	m.Files.Pages.Runs = nil
+	if f := m.Files.Frames; f != nil {
+		lean := *f
+		lean.pieces = nil
+		m.Files.Frames = &lean
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.summaries[id] = summary{mark, m}

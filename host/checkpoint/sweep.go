@@ -28,6 +28,11 @@ func (s *Store) Sweep(keep func(protocol.CheckpointID) bool) ([]protocol.Checkpo
 		}
 		s.sweepManifest(string(id), s.checkpointDir(id))
 		m, err := s.summary(id)
+		if err == nil && m.Files.Frames != nil { // a compaction that was cut short
+			if err := s.dropPages(id); err != nil {
+				failed = errors.Join(failed, typed(protocol.CodeInternal, "remove the pages of "+checkpointName(id), err))
+			}
+		}
 		if keep == nil || err != nil || m.Class != ClassInternal || keep(id) {
 			continue
 		}

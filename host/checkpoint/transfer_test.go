@@ -24,27 +24,43 @@ import (
 )
 
 // guestMemory is what a machine loaded from a checkpoint would have.
-func guestMemory(t testing.TB, s *checkpoint.Store, id protocol.CheckpointID) []byte {
+func guestMemory(t rapid.TB, s *checkpoint.Store, id protocol.CheckpointID) []byte {
 	t.Helper()
-	m, err := s.Get(id)
-	check(t, err)
+	out, err := readMemory(s, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func readMemory(s *checkpoint.Store, id protocol.CheckpointID) (out []byte, err error) {
+	m, pages, err := s.OpenPages(id)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, pages.Close()) }()
 	base, err := s.BaseFiles(m.Base)
-	check(t, err)
-	out, err := os.ReadFile(base.RAM)
-	check(t, err)
-	files, err := s.Files(id)
-	check(t, err)
-	pages, err := os.ReadFile(files.Pages)
-	check(t, err)
-	for _, r := range m.Files.Pages.Runs {
-		to := out[r.Offset : r.Offset+r.Length]
-		if r.Zero {
+	if err != nil {
+		return nil, err
+	}
+	if out, err = os.ReadFile(base.RAM); err != nil {
+		return nil, err
+	}
+	r := pages.Reader()
+	for _, run := range m.Files.Pages.Runs {
+		to := out[run.Offset : run.Offset+run.Length]
+		if run.Zero {
 			clear(to)
 			continue
 		}
-		pages = pages[copy(to, pages):]
+		if _, err := io.ReadFull(r, to); err != nil {
+			return nil, err
+		}
+		if sum(to) != run.CRC {
+			return nil, fmt.Errorf("run at %#x has another crc32c", run.Offset)
+		}
 	}
-	return out
+	return out, nil
 }
 
 func export(t testing.TB, s *checkpoint.Store, id protocol.CheckpointID) []byte {

@@ -11,11 +11,11 @@ import (
 type TreeUse struct {
 	Sandbox     protocol.SandboxID `json:"sandbox"`
 	Checkpoints int                `json:"checkpoints"`
-	// Own is what goes with its last checkpoint: their files, and the bases that
-	// serve it only.
+	// Own is what goes with its last checkpoint: their files, and the bases and
+	// frames that serve it only.
 	Own int64 `json:"own_bytes"`
-	// Shared is the bases that it needs together with others, and templates,
-	// each in full.
+	// Shared is the bases and frames that it needs together with others, and
+	// templates, each in full.
 	Shared int64 `json:"shared_bytes"`
 }
 
@@ -24,8 +24,8 @@ type TreesUse struct {
 	Trees []TreeUse `json:"trees"`
 	// Shared is what the trees share, once.
 	Shared int64 `json:"shared_bytes"`
-	// Unused is the bases that no checkpoint needs: templates, and those that
-	// machines map.
+	// Unused is the bases and frames that no checkpoint needs: templates, bases
+	// that machines map, and what the next Collect takes.
 	Unused int64 `json:"unused_bytes"`
 }
 
@@ -57,7 +57,7 @@ func (s *Store) trees(wanted func(protocol.SandboxID) bool) (TreesUse, error) {
 		}
 	}
 	trees := map[protocol.SandboxID]*TreeUse{}
-	users := map[protocol.BaseID]map[*TreeUse]bool{}
+	users := map[string]map[*TreeUse]bool{} // of bases and objects
 	for _, m := range list {
 		t := trees[m.Sandbox]
 		if t == nil {
@@ -68,13 +68,15 @@ func (s *Store) trees(wanted func(protocol.SandboxID) bool) (TreesUse, error) {
 		if wanted(m.Sandbox) {
 			t.Own += allocated(s.checkpointDir(m.ID))
 		}
-		if users[m.Base] == nil {
-			users[m.Base] = map[*TreeUse]bool{}
+		for _, shared := range append(m.Files.Frames.names(), string(m.Base)) {
+			if users[shared] == nil {
+				users[shared] = map[*TreeUse]bool{}
+			}
+			users[shared][t] = true
 		}
-		users[m.Base][t] = true
 	}
 	out := TreesUse{Trees: []TreeUse{}}
-	if err := s.addBases(&out, users); err != nil {
+	if err := s.addShared(&out, users); err != nil {
 		return TreesUse{}, err
 	}
 	for _, t := range trees {
@@ -86,27 +88,38 @@ func (s *Store) trees(wanted func(protocol.SandboxID) bool) (TreesUse, error) {
 	return out, nil
 }
 
-// addBases adds each base to the trees that use it.
-func (s *Store) addBases(out *TreesUse, users map[protocol.BaseID]map[*TreeUse]bool) error {
+// addShared adds each base and object to the trees that use it.
+func (s *Store) addShared(out *TreesUse, users map[string]map[*TreeUse]bool) error {
 	bases, _, err := s.Bases()
 	if err != nil {
 		return err
 	}
+	objects, err := entries(s.objects())
+	if err != nil {
+		return typed(protocol.CodeInternal, "list objects", err)
+	}
 	for _, b := range bases {
-		n := allocated(s.baseDir(b.ID))
-		switch by := users[b.ID]; {
-		case len(by) == 0:
-			out.Unused += n
-		case len(by) == 1 && b.From.Template == "":
-			for t := range by {
-				t.Own += n
-			}
-		default:
-			out.Shared += n
-			for t := range by {
-				t.Shared += n
-			}
-		}
+		out.add(allocated(s.baseDir(b.ID)), users[string(b.ID)], b.From.Template != "")
+	}
+	for _, name := range objects {
+		out.add(allocated(s.objectPath(name)), users[name], false)
 	}
 	return nil
+}
+
+// add adds n bytes to those who use them.
+func (u *TreesUse) add(n int64, by map[*TreeUse]bool, template bool) {
+	switch {
+	case len(by) == 0:
+		u.Unused += n
+	case len(by) == 1 && !template:
+		for t := range by {
+			t.Own += n
+		}
+	default:
+		u.Shared += n
+		for t := range by {
+			t.Shared += n
+		}
+	}
 }

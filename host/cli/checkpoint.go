@@ -35,7 +35,7 @@ func newCheckpoint(g *global) *cobra.Command {
 	}
 	outputFlag(ls, g)
 	outputFlag(show, g)
-	cmd.AddCommand(ls, show, newVerify(g), newUse(g), newPin(g), newUnpin(g), newExpire(g), newExport(g), newImport(g), newRemoveCheckpoint(g))
+	cmd.AddCommand(ls, show, newVerify(g), newUse(g), newPin(g), newUnpin(g), newExpire(g), newCompact(g), newExport(g), newImport(g), newRemoveCheckpoint(g))
 	return cmd
 }
 
@@ -146,13 +146,21 @@ func (g *global) showCheckpoint(name string) error {
 		for _, row := range [][2]any{
 			{"id", s.ID}, {"label", line(s.Label)}, {"class", s.Class}, {"durable", s.Durable}, {"created", s.Created.Format(time.RFC3339Nano)}, {"expires", expiry(s.Expires)},
 			{"sandbox", s.Sandbox}, {"timeline", s.Timeline}, {"node", line(s.Node)}, {"parent", s.Parent}, {"base", s.Base},
-			{"pages", size(s.Files.Pages.Size)}, {"runs", len(s.Files.Pages.Runs)}, {"device state", size(s.Files.State.Size)},
+			{"pages", size(s.Files.Pages.Size)}, {"runs", len(s.Files.Pages.Runs)}, {"stored", storedAs(s.Manifest)}, {"device state", size(s.Files.State.Size)},
 			{"memory", size(s.Machine.MemoryBytes)}, {"vmm", s.VMM.Name + " " + s.VMM.Version + " (" + s.VMM.Accel + ")"}, {"cpu", s.VMM.CPUModel},
 			{"kernel", s.KernelDigest}, {"image", s.ImageDigest}, {"protocol", s.ProtocolVersion}, {"run", s.Run},
 		} {
 			fmt.Fprintf(w, "%v\t%v\n", row[0], row[1])
 		}
 	})
+}
+
+// storedAs says how the pages are kept.
+func storedAs(m checkpoint.Manifest) string {
+	if f := m.Files.Frames; f != nil {
+		return fmt.Sprintf("frames of %d files, %s of its own", len(f.Objects), size(f.Own))
+	}
+	return "flat"
 }
 
 func expiry(at time.Time) string {

@@ -49,6 +49,7 @@ func (g *global) collect(ctx context.Context) error {
 		all.Expired = append(all.Expired, there.Expired...)
 		all.Checkpoints = append(all.Checkpoints, there.Checkpoints...)
 		all.Bases = append(all.Bases, there.Bases...)
+		all.Objects, all.Packed = all.Objects+there.Objects, all.Packed+there.Packed
 		all.Templates = append(all.Templates, there.Templates...)
 		all.Freed += there.Freed
 	case protocol.CodeUnavailable: // nobody serves
@@ -59,7 +60,7 @@ func (g *global) collect(ctx context.Context) error {
 		for _, row := range []struct {
 			what string
 			n    int
-		}{{"expired checkpoints", len(all.Expired)}, {"checkpoints of ended operations", len(all.Checkpoints)}, {"bases", len(all.Bases)}, {"templates", len(all.Templates)}} {
+		}{{"expired checkpoints", len(all.Expired)}, {"checkpoints of ended operations", len(all.Checkpoints)}, {"bases", len(all.Bases)}, {"files of frames", all.Objects}, {"templates", len(all.Templates)}} {
 			fmt.Fprintf(w, "%s\t%d\n", row.what, row.n)
 		}
 		fmt.Fprintf(w, "freed\t%s\n", size(all.Freed))
@@ -105,6 +106,7 @@ func collectRun(ctx context.Context, dir *state.Dir, path string, log *slog.Logg
 	before := store.Freed()
 	err = expire(store, c)
 	got, collectErr := store.Collect(ctx, checkpoint.CollectOptions{})
+	c.Objects, c.Packed = c.Objects+got.Objects, c.Packed+got.Packed
 	c.Checkpoints, c.Bases, c.Freed = append(c.Checkpoints, got.Checkpoints...), append(c.Bases, got.Bases...), c.Freed+store.Freed()-before
 	return errors.Join(err, collectErr, ended{store, run, false}.tidy())
 }

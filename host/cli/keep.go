@@ -48,6 +48,31 @@ func (g *global) pin(ctx context.Context, names []string, pinned bool) error {
 	})
 }
 
+func newCompact(g *global) *cobra.Command {
+	return &cobra.Command{
+		Use:   "compact CHECKPOINT...",
+		Short: "Store checkpoints in the way that takes the least space",
+		Long: `Compact makes checkpoints durable and stores their pages compressed, those that other
+checkpoints of the sandbox have too only once. To restore one takes longer then.
+Ratoond does so by itself with the oldest, see limits.hot_bytes.`,
+		Args: arguments(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.changeAll(cmd.Context(), args, change{
+				remote: func(ctx context.Context, c *admin.Client, id protocol.CheckpointID) error {
+					_, err := c.Compact(ctx, id)
+					return err
+				},
+				local: func(ctx context.Context, s ended, id protocol.CheckpointID) error {
+					if err := s.MakeDurable(ctx, id); err != nil {
+						return err
+					}
+					return s.Compact(ctx, id)
+				},
+			})
+		},
+	}
+}
+
 func newExpire(g *global) *cobra.Command {
 	return &cobra.Command{
 		Use:     "expire CHECKPOINT WHEN",

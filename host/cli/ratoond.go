@@ -129,7 +129,7 @@ func (o *serving) serve(ctx context.Context) (err error) {
 	}
 	d, err := daemon.Open(ctx, daemon.Options{Dir: dir, Driver: driver, Models: answers, Log: log,
 		Boot:   func(ctx context.Context, _ func(string)) (machine.Boot, error) { return bootFiles(ctx, dir, o.err) },
-		Limits: daemon.Limits{Sandboxes: c.Limits.Sandboxes, OutputBytes: c.Limits.OutputBytes, DiskBytes: c.Limits.DiskBytes}})
+		Limits: daemon.Limits{Sandboxes: c.Limits.Sandboxes, OutputBytes: c.Limits.OutputBytes, DiskBytes: c.Limits.DiskBytes, HotBytes: c.Limits.HotBytes}})
 	if err != nil {
 		return err
 	}

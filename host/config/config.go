@@ -38,11 +38,12 @@ type Limits struct {
 	Sandboxes   int   `toml:"sandboxes" comment:"that are not removed"`
 	OutputBytes int64 `toml:"output_bytes" comment:"kept of each stream of each program"`
 	DiskBytes   int64 `toml:"disk_bytes" comment:"of checkpoints and bases; 0: as many as fit"`
+	HotBytes    int64 `toml:"hot_bytes" comment:"of checkpoints that are not compacted, the newest; -1: none"`
 }
 
 // Default is the configuration that nothing changes.
 func Default() Config {
-	return Config{LogLevel: "info", Limits: Limits{Sandboxes: 1024, OutputBytes: 16 << 20}}
+	return Config{LogLevel: "info", Limits: Limits{Sandboxes: 1024, OutputBytes: 16 << 20, HotBytes: 8 << 30}}
 }
 
 // Load reads the file over the defaults, and the environment over the file. An

@@ -39,7 +39,8 @@ func TestLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Default()
-	want.Group, want.LLM, want.Limits = "ratoon", "openai", config.Limits{Sandboxes: 7, OutputBytes: 4096}
+	want.Group, want.LLM = "ratoon", "openai"
+	want.Limits.Sandboxes, want.Limits.OutputBytes = 7, 4096
 	if d := cmp.Diff(want, got); d != "" {
 		t.Fatal(d)
 	}

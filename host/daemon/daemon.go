@@ -40,6 +40,9 @@ type Limits struct {
 	OutputBytes int64
 	// DiskBytes of checkpoints and bases; default: as many as fit.
 	DiskBytes int64
+	// HotBytes of checkpoints that are stored flat, for the fastest restore;
+	// others are compacted. Default 8 GiB, below 0: none.
+	HotBytes int64
 }
 
 // maxEvents is how many bytes of events are kept.
@@ -82,6 +85,7 @@ func Open(ctx context.Context, o Options) (*Daemon, error) {
 	}
 	o.Limits.Sandboxes = cmp.Or(o.Limits.Sandboxes, 1024)
 	o.Limits.OutputBytes = cmp.Or(o.Limits.OutputBytes, 16<<20)
+	o.Limits.HotBytes = cmp.Or(o.Limits.HotBytes, 8<<30)
 	files, err := o.Dir.Daemon()
 	if protocol.CodeOf(err) == protocol.CodeBusy {
 		return nil, protocol.Errorf(protocol.CodeBusy, "another ratoond serves %s; there is one for each state directory", o.Dir.Path())
@@ -127,6 +131,7 @@ func (d *Daemon) open(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	d.emit(Event{Kind: EventDaemonStarted})
+	d.task(d.upkeep)
 	return nil
 }
 

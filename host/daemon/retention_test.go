@@ -1,6 +1,7 @@
 package daemon_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/daemon"
+	"github.com/ratoon-project/ratoon/host/machine"
 	"github.com/ratoon-project/ratoon/host/sandbox"
 	"github.com/ratoon-project/ratoon/host/state"
 	"github.com/ratoon-project/ratoon/protocol"
@@ -168,5 +170,43 @@ func TestRetain(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[protocol.CheckpointID]bool{stays: true, auto: true, wakes: true}, left(t, d)); diff != "" {
 		t.Errorf("left at last (-want +got):\n%s", diff)
+	}
+}
+
+// TestSpill: beyond the hot ones the oldest are compacted; one that is damaged
+// hinders no other.
+func TestSpill(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	st, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := daemon.Open(t.Context(), daemon.Options{Dir: st, Driver: noVMM{}, Limits: daemon.Limits{HotBytes: 12},
+		Boot: func(context.Context, func(string)) (machine.Boot, error) { return machine.Boot{}, errors.New("none") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s := store(t, dir)
+	base, sb := addBase(t, s, checkpoint.Origin{}), protocol.NewSandboxID()
+	var ids []protocol.CheckpointID
+	for i := range 5 { // of 5 bytes each
+		ids = append(ids, publish(t, s, base, sb, func(m *checkpoint.Manifest) { m.Created = time.Now().Add(time.Duration(i-9) * time.Minute) }))
+	}
+	if err := os.Remove(filepath.Join(dir, "daemon", "checkpoints", string(ids[1]), "state")); err != nil {
+		t.Fatal(err)
+	}
+	spilled, err := d.Spill(t.Context())
+	if d := cmp.Diff([]protocol.CheckpointID{ids[0], ids[2]}, spilled); d != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, d)
+	}
+	for i, id := range ids {
+		if m, err := s.Get(id); i != 1 && (err != nil || (m.Files.Frames != nil) != (i < 3)) {
+			t.Errorf("checkpoint %d: %+v, %v", i, m.Files, err)
+		}
+	}
+	if spilled, err := d.Spill(t.Context()); err != nil || spilled != nil {
+		t.Errorf("again: %v, %v", spilled, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
 	"github.com/ratoon-project/ratoon/host/memory"
@@ -18,6 +19,17 @@ type source struct {
 	id    protocol.BaseID
 	delta *memory.Delta
 	state string
+	pages *checkpoint.OpenedPages // of delta; nil: none
+}
+
+// closePages lets go of what is needed for the load only.
+func (e *Engine) closePages(s source) {
+	if s.pages == nil {
+		return
+	}
+	if err := s.pages.Close(); err != nil {
+		e.log.Warn("close pages", "base", s.id, "error", err)
+	}
 }
 
 // Load implements sandbox.Machines.
@@ -27,6 +39,7 @@ func (m *Machines) Load(ctx context.Context, r sandbox.LoadRequest) (sandbox.VM,
 		return nil, err
 	}
 	v, err := m.start(ctx, r.VM, src)
+	m.closePages(src)
 	if err != nil {
 		m.closeBase(src.id, src.base)
 		return nil, err
@@ -72,26 +85,42 @@ func (e *Engine) source(ctx context.Context, r sandbox.LoadRequest) (source, err
 	if id, ok := e.templateBase(r.Checkpoint); ok {
 		return e.templateSource(id)
 	}
-	m, err := e.store.Get(r.Checkpoint)
+	m, src, err := e.open(r.Checkpoint)
 	if err != nil {
 		return source{}, err
 	}
-	files, err := e.store.Files(r.Checkpoint)
-	if err != nil {
-		return source{}, err
-	}
-	b, err := e.openBase(m.Base)
-	if err != nil {
-		return source{}, err
-	}
-	src := source{base: b, id: m.Base, state: files.State, delta: &memory.Delta{Path: files.Pages, Runs: m.Files.Pages.Runs}}
-	cost := memory.Cost{DeltaBytes: src.delta.Bytes(), CopyBytes: b.DataBytes(), Children: r.Siblings}
+	cost := memory.Cost{DeltaBytes: src.delta.Bytes(), CopyBytes: src.base.DataBytes(), Children: r.Siblings}
 	if !r.Rebase && (cost.Choose() == memory.ApplyEach || e.store.Room(cost.CopyBytes+cost.DeltaBytes) != nil) {
 		return src, nil
 	}
 	moved, err := e.derive(ctx, m, src)
 	e.closeBase(src.id, src.base)
+	e.closePages(src)
 	return moved, err
+}
+
+// open opens a checkpoint as it is stored at one moment: it may be compacted
+// the next, and lie over another base then.
+func (e *Engine) open(id protocol.CheckpointID) (checkpoint.Manifest, source, error) {
+	files, err := e.store.Files(id)
+	if err != nil {
+		return checkpoint.Manifest{}, source{}, err
+	}
+	for {
+		m, pages, err := e.store.OpenPages(id)
+		if err != nil {
+			return m, source{}, err
+		}
+		b, err := e.openBase(m.Base)
+		if err == nil {
+			delta := &memory.Delta{Path: files.Pages, Runs: m.Files.Pages.Runs, Open: func() (io.ReadCloser, error) { return io.NopCloser(pages.Reader()), nil }}
+			return m, source{base: b, id: m.Base, state: files.State, delta: delta, pages: pages}, nil
+		}
+		err = errors.Join(err, pages.Close())
+		if now, readErr := e.store.Get(id); readErr != nil || now.Base == m.Base {
+			return m, source{}, err
+		}
+	}
 }
 
 // derivation is a base made from a checkpoint, once for all who ask.

@@ -184,14 +184,15 @@ func (s *Store) Remove(_ context.Context, id protocol.CheckpointID) error {
 	return s.m.Remove(id)
 }
 
-// Remove removes a checkpoint of any sandbox, and the bases that served it
-// only.
+// Remove removes a checkpoint of any sandbox, and the bases and frames that
+// served it only.
 func (e *Engine) Remove(id protocol.CheckpointID) error {
 	if err := e.store.Remove(id); err != nil {
 		return err
 	}
 	e.forget(id)
-	return e.sweepBases()
+	_, err := e.store.SweepObjects()
+	return errors.Join(err, e.SweepBases())
 }
 
 // List implements sandbox.Checkpoints.
@@ -206,7 +207,7 @@ func (s *Store) Sweep(ctx context.Context) error {
 	if err := s.m.Recover(ctx); err != nil {
 		return err
 	}
-	return s.m.sweepBases()
+	return s.m.SweepBases()
 }
 
 // DiskUsed implements sandbox.DiskUser: the files of the sandbox's checkpoints,

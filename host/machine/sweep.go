@@ -34,7 +34,7 @@ func (e *Engine) Recover(ctx context.Context) error {
 // nor adopted, and the bases that serve nobody then: once all sandboxes are
 // recovered.
 func (e *Engine) SweepAll(ctx context.Context) error {
-	return errors.Join(e.clearRooms(ctx, func(*room) bool { return true }), e.sweepBases())
+	return errors.Join(e.clearRooms(ctx, func(*room) bool { return true }), e.SweepBases())
 }
 
 // clearRooms clears the rooms of earlier processes that are meant.
@@ -54,9 +54,9 @@ func (e *Engine) clearRooms(ctx context.Context, meant func(*room) bool) error {
 	return errors.Join(errs...)
 }
 
-// sweepBases drops the bases that were made from checkpoints and serve nobody.
+// SweepBases drops the bases that were made from checkpoints and serve nobody.
 // A machine's base serves it also before the machine is adopted.
-func (e *Engine) sweepBases() error {
+func (e *Engine) SweepBases() error {
 	mapped := e.mapped()
 	_, err := e.store.SweepBases(func(m checkpoint.BaseManifest) bool { return m.From.Template != "" || mapped[m.ID] })
 	return err

@@ -35,6 +35,9 @@ type Delta struct {
 	// Path names a file that holds the runs that are not zero, one after the
 	// other and nothing else.
 	Path string
+	// Open, if not nil, reads these bytes from elsewhere; Path then only names
+	// them in errors.
+	Open func() (io.ReadCloser, error)
 	// Runs are sorted by offset and do not overlap.
 	Runs []Run
 }
@@ -65,19 +68,11 @@ func (d *Delta) check(size int64) error {
 // each reads the runs in order, checks them and hands them to do in batches,
 // which are do's until it returns. Reading and checking overlap with do.
 func (d *Delta) each(ctx context.Context, do func(*batch) error) error {
-	f, err := os.Open(d.Path)
-	if errors.Is(err, os.ErrNotExist) {
-		return lost("delta %s is missing", d.Path)
-	}
+	f, err := d.open()
 	if err != nil {
-		return fmt.Errorf("open delta: %w", err)
+		return err
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return fmt.Errorf("open delta: %w", err)
-	} else if st.Size() != d.Bytes() {
-		return lost("delta %s has %d bytes, not %d", d.Path, st.Size(), d.Bytes())
-	}
 	p := startPipe(ctx, func(p *pipe) error {
 		for batch := p.empty(); batch != nil; batch = p.empty() {
 			more, err := d.fill(f, batch, p)
@@ -93,8 +88,33 @@ func (d *Delta) each(ctx context.Context, do func(*batch) error) error {
 	return p.drain(do)
 }
 
+func (d *Delta) open() (io.ReadCloser, error) {
+	if d.Open != nil {
+		f, err := d.Open()
+		if err != nil {
+			return nil, fmt.Errorf("open delta: %w", err)
+		}
+		return f, nil
+	}
+	f, err := os.Open(d.Path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, lost("delta %s is missing", d.Path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open delta: %w", err)
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() != d.Bytes() {
+		return nil, errors.Join(lost("delta %s has %d bytes, not %d", d.Path, st.Size(), d.Bytes()), f.Close())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open delta: %w", err), f.Close())
+	}
+	return f, nil
+}
+
 // fill reads the next runs that fit into one batch.
-func (d *Delta) fill(f *os.File, b *batch, p *pipe) (more bool, err error) {
+func (d *Delta) fill(f io.Reader, b *batch, p *pipe) (more bool, err error) {
 	for p.next < len(d.Runs) && len(b.runs) < maxBatchRuns {
 		r := d.Runs[p.next]
 		if !r.Zero {
