@@ -42,6 +42,8 @@ var sections = []section{
 	{"floor", measureFloor},
 	{"branch", measureBranch},
 	{"idle", measureIdle},
+	{"sum", measureSum},
+	{"many", measureMany},
 }
 
 func main() {

@@ -49,6 +49,9 @@ func TestCompacted(t *testing.T) {
 	// In a sandbox that goes on: the machine's own snapshots of what came from
 	// frames, a branch at one, and its way to another host.
 	h := startHost(t, o.state)
+	// What a run has kept is found there too.
+	other := h.want(t, "sandbox", "new", "--from", string(find(t, list, "step 4").ID))
+	h.want(t, "exec", other, "--", "true")
 	sb := h.want(t, "sandbox", "new")
 	h.want(t, "exec", sb, "--", "sh", "-c", "head -c 5000000 /dev/urandom >/workspace/f; sha256sum /workspace/f >/workspace/sum")
 	first := h.want(t, "snapshot", sb)

@@ -18,14 +18,7 @@ func (s *Store) Base(id protocol.BaseID) (BaseManifest, error) {
 		return BaseManifest{}, err
 	}
 	dir := s.baseDir(id)
-	data, err := os.ReadFile(filepath.Join(dir, nameManifest))
-	if err != nil {
-		return BaseManifest{}, unusable(baseName(id), nameManifest, err)
-	}
-	m, err := decodeBase(data)
-	if err == nil && m.ID != id {
-		err = fmt.Errorf("%w: it is of %q", errDamaged, m.ID)
-	}
+	m, err := s.readBase(id)
 	if err != nil {
 		return BaseManifest{}, unusable(baseName(id), nameManifest, err)
 	}
@@ -37,6 +30,36 @@ func (s *Store) Base(id protocol.BaseID) (BaseManifest, error) {
 			return BaseManifest{}, unusable(baseName(id), nameState, err)
 		}
 	}
+	return m, nil
+}
+
+// readBase reads the manifest alone: once, as long as its file stays the same.
+func (s *Store) readBase(id protocol.BaseID) (BaseManifest, error) {
+	path := filepath.Join(s.baseDir(id), nameManifest)
+	mark, err := fingerprintOf(path)
+	if err != nil {
+		return BaseManifest{}, err
+	}
+	s.mu.Lock()
+	known, ok := s.baseManifests[id]
+	s.mu.Unlock()
+	if ok && known.mark == mark {
+		return known.manifest, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return BaseManifest{}, err
+	}
+	m, err := decodeBase(data)
+	if err == nil && m.ID != id {
+		err = fmt.Errorf("%w: it is of %q", errDamaged, m.ID)
+	}
+	if err != nil {
+		return BaseManifest{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.baseManifests[id] = summarized[BaseManifest]{mark, m}
 	return m, nil
 }
 

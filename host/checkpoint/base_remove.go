@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/ratoon-project/ratoon/protocol"
@@ -30,6 +31,10 @@ func (s *Store) RemoveBase(id protocol.BaseID) error {
 func (s *Store) detachBase(id protocol.BaseID) (trash string, err error) {
 	s.refs.Lock()
 	defer s.refs.Unlock()
+	g, err := s.graph()
+	if err != nil {
+		return "", err
+	}
 	there, err := exists(s.baseDir(id))
 	if err != nil {
 		return "", err
@@ -37,11 +42,7 @@ func (s *Store) detachBase(id protocol.BaseID) (trash string, err error) {
 	if !there {
 		return "", protocol.Errorf(protocol.CodeNotFound, "%s does not exist", baseName(id))
 	}
-	users, newer, err := s.users()
-	if err != nil {
-		return "", err
-	}
-	if names := append(users[id], newer...); len(names) > 0 {
+	if names := append(slices.Clone(g.users[id]), g.newer...); len(names) > 0 {
 		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s: based on it are %s", baseName(id),
 			strings.Join(texts(names), ", ")).With("checkpoints", texts(names))
 	}

@@ -61,8 +61,6 @@ func TestImport(t *testing.T) {
 	check(t, run.MakeDurable(t.Context(), good))
 
 	kept := open(t, t.TempDir(), checkpoint.Options{BootID: "2"})
-	code(t, kept.Import(t.Context(), run, good), protocol.CodeCheckpointLost) // no base yet
-	check(t, kept.ImportBase(t.Context(), run, base))
 	check(t, kept.Import(t.Context(), run, good))
 	check(t, kept.Import(t.Context(), run, good))
 	m, err := kept.Get(good)

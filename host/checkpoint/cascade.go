@@ -15,17 +15,9 @@ func (s *Store) Cascade(id protocol.CheckpointID) ([]protocol.CheckpointID, erro
 	if _, err := s.Get(id); err != nil && protocol.CodeOf(err) != protocol.CodeCheckpointLost {
 		return nil, err
 	}
-	bases, _, err := s.Bases()
+	g, err := s.graph()
 	if err != nil {
 		return nil, err
-	}
-	users, _, err := s.users()
-	if err != nil {
-		return nil, err
-	}
-	made := map[protocol.CheckpointID][]protocol.BaseID{}
-	for _, b := range bases {
-		made[b.From.Checkpoint] = append(made[b.From.Checkpoint], b.ID)
 	}
 	var out []protocol.CheckpointID
 	var mapped []protocol.BaseID
@@ -35,11 +27,11 @@ func (s *Store) Cascade(id protocol.CheckpointID) ([]protocol.CheckpointID, erro
 		if slices.Contains(out, id) {
 			return
 		}
-		for _, b := range made[id] {
+		for _, b := range g.made[id] {
 			if s.held(string(b)) {
 				mapped = append(mapped, b)
 			}
-			for _, user := range users[b] {
+			for _, user := range g.users[b] {
 				visit(user)
 			}
 		}

@@ -85,9 +85,6 @@ func scenario(ctx context.Context, dir string, told io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := kept.ImportBase(ctx, s, base); err != nil {
-		return err
-	}
 	if err := kept.Import(ctx, s, ids[0]); err != nil {
 		return err
 	}

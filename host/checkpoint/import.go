@@ -10,9 +10,9 @@ import (
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
-// Import takes a checkpoint from another store, like ImportBase; its base
-// must be here already. A checkpoint that is here stays as it is. What is
-// imported is published, not durable.
+// Import takes a checkpoint with its base from another store, like ImportBase. A
+// checkpoint that is here stays as it is. What is imported is published, not
+// durable.
 func (s *Store) Import(ctx context.Context, from *Store, id protocol.CheckpointID) error {
 	for {
 		before, err := from.Get(id)
@@ -39,6 +39,10 @@ func (s *Store) importAs(ctx context.Context, from *Store, m Manifest) error {
 		if err := from.Check(ctx, id); err != nil {
 			return err
 		}
+	}
+	defer s.hold(string(m.Base))() // also before it is here
+	if err := s.ImportBase(ctx, from, m.Base); err != nil {
+		return err
 	}
 	p, err := s.Begin(id)
 	if err != nil {

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,37 +25,50 @@ func (s *Store) Dependents(id protocol.CheckpointID) (Dependents, error) {
 	if _, err := protocol.ParseCheckpointID(string(id)); err != nil {
 		return Dependents{}, err
 	}
-	bases, _, err := s.Bases()
+	g, err := s.graph()
 	if err != nil {
 		return Dependents{}, err
 	}
-	bases = slices.DeleteFunc(bases, func(b BaseManifest) bool { return b.From.Checkpoint != id })
-	if len(bases) == 0 {
-		return Dependents{}, nil
-	}
-	users, _, err := s.users()
-	if err != nil {
-		return Dependents{}, err
-	}
-	var d Dependents
-	for _, b := range bases {
-		if len(users[b.ID]) > 0 || s.held(string(b.ID)) {
-			d.Bases = append(d.Bases, b.ID)
-			d.Checkpoints = append(d.Checkpoints, users[b.ID]...)
-		}
-	}
-	return d, nil
+	return s.dependents(g, id), nil
 }
 
-// users maps bases to the checkpoints over them, whose files may be damaged
-// as long as the manifest can be read. Checkpoints of a newer format are in
-// the second list: they may need any base.
-func (s *Store) users() (users map[protocol.BaseID][]protocol.CheckpointID, newer []protocol.CheckpointID, err error) {
+func (s *Store) dependents(g graph, id protocol.CheckpointID) (d Dependents) {
+	for _, b := range g.made[id] {
+		if len(g.users[b]) > 0 || s.held(string(b)) {
+			d.Bases = append(d.Bases, b)
+			d.Checkpoints = append(d.Checkpoints, g.users[b]...)
+		}
+	}
+	return d
+}
+
+// graph says what needs what. It stays true as long as refs is held exclusively
+// and what is removed is taken out of it.
+type graph struct {
+	// users are the checkpoints over each base, also damaged ones as long as the
+	// manifest can be read.
+	users map[protocol.BaseID][]protocol.CheckpointID
+	// made are the bases that were made from each checkpoint.
+	made map[protocol.CheckpointID][]protocol.BaseID
+	// newer are checkpoints of a newer format: they may need any base.
+	newer []protocol.CheckpointID
+}
+
+func (s *Store) graph() (graph, error) {
+	g := graph{users: map[protocol.BaseID][]protocol.CheckpointID{}, made: map[protocol.CheckpointID][]protocol.BaseID{}}
+	bases, _, err := s.Bases()
+	if err != nil {
+		return g, err
+	}
+	for _, b := range bases {
+		if b.From.Checkpoint != "" {
+			g.made[b.From.Checkpoint] = append(g.made[b.From.Checkpoint], b.ID)
+		}
+	}
 	names, err := entries(s.checkpoints())
 	if err != nil {
-		return nil, nil, typed(protocol.CodeInternal, "list checkpoints", err)
+		return g, typed(protocol.CodeInternal, "list checkpoints", err)
 	}
-	users = map[protocol.BaseID][]protocol.CheckpointID{}
 	for _, name := range names {
 		id, err := protocol.ParseCheckpointID(name)
 		if err != nil {
@@ -62,12 +76,17 @@ func (s *Store) users() (users map[protocol.BaseID][]protocol.CheckpointID, newe
 		}
 		m, err := s.summary(id)
 		if err == nil {
-			users[m.Base] = append(users[m.Base], id)
+			g.users[m.Base] = append(g.users[m.Base], id)
 		} else if errors.Is(err, errNewer) {
-			newer = append(newer, id)
+			g.newer = append(g.newer, id)
 		}
 	}
-	return users, newer, nil
+	return g, nil
+}
+
+// without takes a checkpoint out.
+func (g graph) without(id protocol.CheckpointID, base protocol.BaseID) {
+	g.users[base] = slices.DeleteFunc(g.users[base], func(o protocol.CheckpointID) bool { return o == id })
 }
 
 // Remove removes a checkpoint, damaged or not, and forgets that it was lost.
@@ -109,17 +128,23 @@ func (s *Store) Remove(id protocol.CheckpointID) error {
 func (s *Store) detach(id protocol.CheckpointID) (trash string, err error) {
 	s.refs.Lock()
 	defer s.refs.Unlock()
-	if s.held(string(id)) {
-		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is in use", checkpointName(id))
-	}
-	if m, err := s.summary(id); err == nil && m.Class == ClassPinned {
-		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is pinned", checkpointName(id)).With("pinned", true)
-	}
-	d, err := s.Dependents(id)
+	g, err := s.graph()
 	if err != nil {
 		return "", err
 	}
-	if len(d.Bases) > 0 {
+	return s.detachFrom(g, id)
+}
+
+// detachFrom is detach for who holds refs and has the graph.
+func (s *Store) detachFrom(g graph, id protocol.CheckpointID) (trash string, err error) {
+	if s.held(string(id)) {
+		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is in use", checkpointName(id))
+	}
+	m, err := s.summary(id)
+	if err == nil && m.Class == ClassPinned {
+		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s is pinned", checkpointName(id)).With("pinned", true)
+	}
+	if d := s.dependents(g, id); len(d.Bases) > 0 {
 		return "", protocol.Errorf(protocol.CodeCheckpointInUse, "%s: based on it are %s", checkpointName(id),
 			strings.Join(append(texts(d.Bases), texts(d.Checkpoints)...), ", ")).
 			With("bases", texts(d.Bases)).With("checkpoints", texts(d.Checkpoints))
@@ -129,7 +154,57 @@ func (s *Store) detach(id protocol.CheckpointID) (trash string, err error) {
 		return "", err
 	}
 	s.drop(string(id))
+	g.without(id, m.Base)
 	return trash, nil
+}
+
+// atOnce is how many checkpoints are removed under one look at what needs them.
+const atOnce = 64
+
+// removeInternal removes those of class internal that nothing needs, and returns
+// them.
+func (s *Store) removeInternal(ids []protocol.CheckpointID) (removed []protocol.CheckpointID, failed error) {
+	slices.Sort(ids) // the order in which locks are taken
+	for batch := range slices.Chunk(ids, atOnce) {
+		gone, err := s.removeBatch(batch)
+		removed, failed = append(removed, gone...), errors.Join(failed, err)
+	}
+	return removed, failed
+}
+
+func (s *Store) removeBatch(ids []protocol.CheckpointID) (removed []protocol.CheckpointID, failed error) {
+	for _, id := range ids {
+		defer s.ids.lock(string(id))()
+	}
+	trash := map[protocol.CheckpointID]string{}
+	s.refs.Lock()
+	g, err := s.graph()
+	for again := err == nil; again; { // one that went may have been what needed another
+		again = false
+		for _, id := range ids {
+			if m, err := s.summary(id); trash[id] != "" || err == nil && m.Class != ClassInternal {
+				continue
+			}
+			t, detachErr := s.detachFrom(g, id)
+			switch {
+			case detachErr == nil:
+				trash[id], again = t, true
+			case errors.Is(detachErr, &protocol.Error{Code: protocol.CodeCheckpointInUse}), errors.Is(detachErr, fs.ErrNotExist):
+			default:
+				err = errors.Join(err, detachErr)
+			}
+		}
+		again = again && err == nil
+	}
+	s.refs.Unlock()
+	for id, t := range trash {
+		err = errors.Join(err, removeIfThere(s.tombstone(id)), s.empty(t))
+		removed = append(removed, id)
+	}
+	if err != nil {
+		err = typed(protocol.CodeInternal, "remove checkpoints", err)
+	}
+	return removed, err
 }
 
 func texts[T ~string](ids []T) []string {
@@ -151,6 +226,7 @@ func (s *Store) drop(id string) {
 	defer s.mu.Unlock()
 	delete(s.failed, id)
 	delete(s.summaries, protocol.CheckpointID(id))
+	delete(s.baseManifests, protocol.BaseID(id))
 }
 
 // empty frees the space of what was detached. If it fails, the entry is gone

@@ -59,8 +59,9 @@ type Store struct {
 	holds   map[string]int
 	failed  map[string]error         // fsync failed in this process
 	checked map[fingerprint]struct{} // bases whose digest was right
-	// summaries of the checkpoints that were listed.
-	summaries map[protocol.CheckpointID]summary
+	// summaries of the checkpoints that were listed, and manifests of bases.
+	summaries     map[protocol.CheckpointID]summarized[Manifest]
+	baseManifests map[protocol.BaseID]summarized[BaseManifest]
 }
 
 // Open opens a store, making its directories as needed.
@@ -68,7 +69,7 @@ func Open(dir string, opt Options) (*Store, error) {
 	s := &Store{
 		dir: dir, log: opt.Log, readOnly: opt.ReadOnly, reserve: opt.Reserve, limit: opt.Limit, boot: opt.BootID,
 		pending: map[string]struct{}{}, holds: map[string]int{},
-		failed: map[string]error{}, checked: map[fingerprint]struct{}{}, summaries: map[protocol.CheckpointID]summary{},
+		failed: map[string]error{}, checked: map[fingerprint]struct{}{}, summaries: map[protocol.CheckpointID]summarized[Manifest]{}, baseManifests: map[protocol.BaseID]summarized[BaseManifest]{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

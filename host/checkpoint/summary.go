@@ -23,15 +23,14 @@ func fingerprintOf(path string) (fingerprint, error) {
 	return fingerprint{uint64(st.Dev), st.Ino, uint64(st.Size), st.Mtim}, nil
 }
 
-// summary is a manifest that was read, without its run table, which is most of
-// it.
-type summary struct {
+// summarized is a manifest that was read.
+type summarized[M any] struct {
 	mark     fingerprint
-	manifest Manifest
+	manifest M
 }
 
-// summary is read without the run table: a manifest is decoded once, as long as
-// its file stays the same.
+// summary is read without the run table, which is most of a manifest: it is
+// decoded once, as long as its file stays the same.
 func (s *Store) summary(id protocol.CheckpointID) (Manifest, error) {
 	mark, err := fingerprintOf(filepath.Join(s.checkpointDir(id), nameManifest))
 	if err != nil {
@@ -55,6 +54,6 @@ func (s *Store) summary(id protocol.CheckpointID) (Manifest, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.summaries[id] = summary{mark, m}
+	s.summaries[id] = summarized[Manifest]{mark, m}
 	return m, nil
 }

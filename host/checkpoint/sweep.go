@@ -20,7 +20,7 @@ func (s *Store) Sweep(keep func(protocol.CheckpointID) bool) ([]protocol.Checkpo
 	if err != nil {
 		return nil, typed(protocol.CodeInternal, "sweep checkpoints", err)
 	}
-	var removed []protocol.CheckpointID
+	var unwanted []protocol.CheckpointID
 	for _, name := range names {
 		id, err := protocol.ParseCheckpointID(name)
 		if err != nil {
@@ -33,20 +33,12 @@ func (s *Store) Sweep(keep func(protocol.CheckpointID) bool) ([]protocol.Checkpo
 				failed = errors.Join(failed, typed(protocol.CodeInternal, "remove the pages of "+checkpointName(id), err))
 			}
 		}
-		if keep == nil || err != nil || m.Class != ClassInternal || keep(id) {
-			continue
-		}
-		err = s.Remove(id)
-		switch {
-		case err == nil:
-			removed = append(removed, id)
-		case errors.Is(err, &protocol.Error{Code: protocol.CodeCheckpointInUse}):
-			// Goes when its dependents have gone.
-		default:
-			failed = errors.Join(failed, err)
+		if keep != nil && err == nil && m.Class == ClassInternal && !keep(id) {
+			unwanted = append(unwanted, id)
 		}
 	}
-	return removed, failed
+	removed, err := s.removeInternal(unwanted)
+	return removed, errors.Join(failed, err)
 }
 
 func (s *Store) sweepTemporary() error {
@@ -88,10 +80,14 @@ func (s *Store) SweepBases(keep func(BaseManifest) bool) ([]protocol.BaseID, err
 	if err != nil {
 		return nil, err
 	}
+	g, err := s.graph() // RemoveBase looks again, at what is left
+	if err != nil {
+		return nil, err
+	}
 	ids := make([]protocol.BaseID, 0, len(list)+len(bad))
 	for _, m := range list {
 		s.sweepManifest(string(m.ID), s.baseDir(m.ID))
-		if keep == nil || !keep(m) {
+		if len(g.users[m.ID]) == 0 && !s.held(string(m.ID)) && (keep == nil || !keep(m)) {
 			ids = append(ids, m.ID)
 		}
 	}

@@ -106,6 +106,11 @@ func (s *Sandbox) start(ctx context.Context, r Request) error {
 		return err
 	}
 	spec := sandbox.Spec{Template: r.From, MemoryBytes: r.Kind.MemoryBytes, Limits: r.Limits, Seed: r.Seed}
+	if r.From != "" {
+		if err := s.d.takeIn(ctx, machines, r.From); err != nil {
+			return err
+		}
+	}
 	if spec.Template == "" {
 		if spec.Template, err = machines.Template(ctx, r.Progress); err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/ratoon-project/ratoon/host/checkpoint"
+	"github.com/ratoon-project/ratoon/host/machine"
 	"github.com/ratoon-project/ratoon/protocol"
 )
 
@@ -23,4 +24,22 @@ func (d *Daemon) ExportCheckpoint(ctx context.Context, id protocol.CheckpointID,
 // have; any sandbox may start from it.
 func (d *Daemon) ImportCheckpoint(ctx context.Context, r io.Reader) (m checkpoint.Manifest, fresh bool, err error) {
 	return d.store().ImportFile(ctx, r)
+}
+
+// takeIn looks for a checkpoint in the directories of ended runs when it is not
+// here, and takes it in from there.
+func (d *Daemon) takeIn(ctx context.Context, machines *machine.Machines, id protocol.CheckpointID) error {
+	if _, err := d.store().Get(id); protocol.CodeOf(err) != protocol.CodeUnknownCheckpoint {
+		return err
+	}
+	paths, err := d.options.Dir.Paths()
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if found, err := machines.Import(ctx, path, id); found || err != nil {
+			return err
+		}
+	}
+	return nil // whoever starts from it says that it is unknown
 }

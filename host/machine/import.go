@@ -29,8 +29,5 @@ func (m *Machines) Import(ctx context.Context, run string, id protocol.Checkpoin
 	if err := found.Compatible(m.platform()); err != nil {
 		return true, err
 	}
-	if err := m.store.ImportBase(ctx, other, found.Base); err != nil {
-		return true, err
-	}
 	return true, m.store.Import(ctx, other, id)
 }
