@@ -39,7 +39,7 @@ func (s *Store) makeBaseDurable(ctx context.Context, id protocol.BaseID) error {
 		steps = append(steps, syncStep{labelBaseStateSync, filepath.Join(dir, nameState)})
 	}
 	steps = append(steps, syncStep{labelBaseDirSync, dir},
-		syncStep{labelBaseParentSync, s.bases()}, syncStep{labelBaseParentSync, s.dir})
+		syncStep{labelBaseParentSync, s.bases()}, syncStep{labelBaseParentSync, s.dir}, syncStep{labelBaseParentSync, filepath.Dir(s.dir)})
 	if err := s.syncAll(string(id), steps); err != nil {
 		return err
 	}

@@ -19,35 +19,31 @@ import (
 // host. It is what must pass after a host reboot before a checkpoint that was
 // not durable is used.
 func (s *Store) Check(ctx context.Context, id protocol.CheckpointID) error {
-	m, err := s.Get(id)
-	if err != nil {
+	return s.steady(id, func(m Manifest) error {
+		if err := s.CheckBase(m.Base); err != nil {
+			return fmt.Errorf("%s: %w", checkpointName(id), err)
+		}
+		_, err := s.scan(ctx, id, io.Discard)
 		return err
-	}
-	if err := s.CheckBase(m.Base); err != nil {
-		return fmt.Errorf("%s: %w", checkpointName(id), err)
-	}
-	_, err = s.scan(ctx, id, io.Discard)
-	return err
+	})
 }
 
 // Verify does what Check does, and holds the content as a whole and the base to
 // their strong digests. A checkpoint that is not durable has none: it is
 // refused with CodeInvalidArgument.
 func (s *Store) Verify(ctx context.Context, id protocol.CheckpointID) error {
-	m, err := s.Get(id)
-	if err != nil {
-		return err
-	}
-	if !m.Durable {
-		return protocol.Errorf(protocol.CodeInvalidArgument, "%s is not durable and has no strong digests", checkpointName(id))
-	}
-	if err := s.Check(ctx, id); err != nil {
-		return err
-	}
-	if err := s.VerifyBase(ctx, m.Base); err != nil {
-		return fmt.Errorf("%s: %w", checkpointName(id), err)
-	}
-	return nil
+	return s.steady(id, func(m Manifest) error {
+		if !m.Durable {
+			return protocol.Errorf(protocol.CodeInvalidArgument, "%s is not durable and has no strong digests", checkpointName(id))
+		}
+		if err := s.Check(ctx, id); err != nil {
+			return err
+		}
+		if err := s.VerifyBase(ctx, m.Base); err != nil {
+			return fmt.Errorf("%s: %w", checkpointName(id), err)
+		}
+		return nil
+	})
 }
 
 // digests are the sha256 of a checkpoint's files, in hex.

@@ -76,7 +76,7 @@ func (s *Store) compact(ctx context.Context, id protocol.CheckpointID) (err erro
 	if err := c.open(ctx, id); err != nil {
 		return err
 	}
-	if err := s.Room(c.from.manifest.Files.Pages.Size); err != nil {
+	if err := s.free(c.from.manifest.Files.Pages.Size); err != nil {
 		return err
 	}
 	if err := c.walk(ctx); err != nil {

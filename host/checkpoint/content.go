@@ -30,19 +30,24 @@ type content struct {
 }
 
 // content opens the files of a checkpoint and of its base.
-func (s *Store) content(id protocol.CheckpointID) (*content, error) {
-	c, err := s.files(id)
+func (s *Store) content(id protocol.CheckpointID) (c *content, err error) {
+	err = s.steady(id, func(m Manifest) (err error) {
+		if c, err = s.files(id); err != nil {
+			return err
+		}
+		if err = s.CheckBase(c.manifest.Base); err == nil {
+			c.base, err = s.Base(c.manifest.Base)
+		}
+		if err == nil {
+			err = c.openRAM(s.baseDir(c.base.ID))
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", checkpointName(id), err), c.Close())
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
-	}
-	if err = s.CheckBase(c.manifest.Base); err == nil {
-		c.base, err = s.Base(c.manifest.Base)
-	}
-	if err == nil {
-		err = c.openRAM(s.baseDir(c.base.ID))
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", checkpointName(id), err), c.Close())
 	}
 	return c, nil
 }

@@ -39,7 +39,7 @@ func (s *Store) MakeDurable(ctx context.Context, id protocol.CheckpointID) error
 	if m.Files.Frames == nil { // files of frames are durable before they are named
 		steps = append(steps, syncStep{labelPagesSync, filepath.Join(dir, namePages)})
 	}
-	steps = append(steps, syncStep{labelDirSync, dir}, syncStep{labelParentSync, s.checkpoints()}, syncStep{labelParentSync, s.dir})
+	steps = append(steps, syncStep{labelDirSync, dir}, syncStep{labelParentSync, s.checkpoints()}, syncStep{labelParentSync, s.dir}, syncStep{labelParentSync, filepath.Dir(s.dir)})
 	if err := s.syncAll(string(id), steps); err != nil {
 		return s.gone(id, typed(protocol.CodeCaptureFailed, what, err))
 	}

@@ -119,7 +119,7 @@ func (e *examiner) measure(ids []protocol.CheckpointID) {
 // read counts bytes.
 func (e *examiner) read(r *Report, n int64) {
 	r.Bytes += n
-	e.at.Done += n
+	e.at.Done = min(e.at.Done+n, e.at.Total) // what changes meanwhile is read twice
 	if e.progress != nil {
 		e.progress(e.at)
 	}
@@ -128,6 +128,20 @@ func (e *examiner) read(r *Report, n int64) {
 // checkpoint reads one. Its error is that of ctx, or CodeUnknownCheckpoint.
 func (e *examiner) checkpoint(ctx context.Context, id protocol.CheckpointID) (Report, error) {
 	e.at.Checkpoint = id
+	for {
+		before, _ := e.store.read(id)
+		r, err := e.look(ctx, id)
+		if err != nil || len(r.Damage) == 0 {
+			return r, err
+		}
+		if after, readErr := e.store.read(id); readErr != nil || after.storedAs(before) {
+			return r, nil
+		}
+		// What was missed is gone because it is stored in another way now.
+	}
+}
+
+func (e *examiner) look(ctx context.Context, id protocol.CheckpointID) (Report, error) {
 	r := Report{ID: id}
 	m, err := e.store.Get(id)
 	if err != nil {

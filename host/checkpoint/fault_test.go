@@ -403,9 +403,9 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	check(t, s.MakeDurable(t.Context(), id))
-	want := "base.durable.ram.fsync base.durable.state.fsync base.durable.dir.fsync base.durable.parent.fsync base.durable.parent.fsync " +
+	want := "base.durable.ram.fsync base.durable.state.fsync base.durable.dir.fsync base.durable.parent.fsync base.durable.parent.fsync base.durable.parent.fsync " +
 		"rewrite.write rewrite.fsync rewrite.rename rewrite.dir.fsync " +
-		"durable.state.fsync durable.pages.fsync durable.dir.fsync durable.parent.fsync durable.parent.fsync " +
+		"durable.state.fsync durable.pages.fsync durable.dir.fsync durable.parent.fsync durable.parent.fsync durable.parent.fsync " +
 		"rewrite.write rewrite.fsync rewrite.rename rewrite.dir.fsync"
 	if strings.Join(got, " ") != want {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)

@@ -44,9 +44,27 @@ func (s *Store) settled(id protocol.CheckpointID, read func(protocol.CheckpointI
 	}
 }
 
+// steady calls f with the manifest of a checkpoint, and again when it failed
+// while the checkpoint came to be stored in another way: what f looked for may
+// have gone by that.
+func (s *Store) steady(id protocol.CheckpointID, f func(Manifest) error) error {
+	for {
+		m, err := s.Get(id)
+		if err != nil {
+			return err
+		}
+		if err = f(m); err == nil {
+			return nil
+		}
+		if again, readErr := s.read(id); readErr != nil || again.storedAs(m) {
+			return err
+		}
+	}
+}
+
 // storedAs tells whether two manifests of one checkpoint name the same files.
 func (m Manifest) storedAs(o Manifest) bool {
-	return (m.Files.Frames == nil) == (o.Files.Frames == nil) && slices.Equal(m.Files.Frames.names(), o.Files.Frames.names())
+	return m.Base == o.Base && (m.Files.Frames == nil) == (o.Files.Frames == nil) && slices.Equal(m.Files.Frames.names(), o.Files.Frames.names())
 }
 
 // sizes looks whether the files of a checkpoint have the right sizes.

@@ -14,17 +14,8 @@ import (
 // "free", or "limit" and "used", in the details. Ask before a machine is
 // paused.
 func (s *Store) Room(bytes int64) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.dir, &st); err != nil {
-		return typed(protocol.CodeInternal, "look for free disk space", err)
-	}
-	free := int64(st.Bavail)*st.Bsize - s.reserve
-	if bytes > free {
-		return protocol.Errorf(protocol.CodeDiskFull, "%d bytes are needed in %s, %d can be used", bytes, s.dir, max(free, 0)).
-			With("needed", bytes).With("free", max(free, 0))
-	}
-	if s.limit == 0 {
-		return nil
+	if err := s.free(bytes); err != nil || s.limit == 0 {
+		return err
 	}
 	u, err := s.Usage()
 	if err != nil {
@@ -33,6 +24,20 @@ func (s *Store) Room(bytes int64) error {
 	if used := u.Total(); bytes > s.limit-used {
 		return protocol.Errorf(protocol.CodeDiskFull, "checkpoints in %s take %d bytes of disk, and %d more would exceed the host's limit of %d", s.dir, used, bytes, s.limit).
 			With("needed", bytes).With("limit", s.limit).With("used", used)
+	}
+	return nil
+}
+
+// free is Room without the limit, for what is needed to keep it.
+func (s *Store) free(bytes int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.dir, &st); err != nil {
+		return typed(protocol.CodeInternal, "look for free disk space", err)
+	}
+	free := int64(st.Bavail)*st.Bsize - s.reserve
+	if bytes > free {
+		return protocol.Errorf(protocol.CodeDiskFull, "%d bytes are needed in %s, %d can be used", bytes, s.dir, max(free, 0)).
+			With("needed", bytes).With("free", max(free, 0))
 	}
 	return nil
 }
