@@ -54,7 +54,34 @@ func TestCollectUnderLoad(t *testing.T) {
 	var all []struct{ ID, Label string }
 	h.read(t, &all, "checkpoint", "ls")
 	if len(all) != 6 {
-		t.Errorf("%d checkpoints are left, want 6: %+v", len(all), all)
+		t.Fatalf("%d checkpoints are left, want 6: %+v", len(all), all)
+	}
+
+	// What an operator keeps stays when all else goes, and serves again.
+	pinned, expired := all[0].ID, all[1].ID
+	h.want(t, "checkpoint", "pin", pinned)
+	for _, args := range [][]string{{"rm", pinned}, {"rm", "--cascade", pinned}} {
+		if r := h.run(t, append([]string{"checkpoint"}, args...)...); r.status != 125 || !strings.Contains(r.stderr, "unpin") {
+			t.Errorf("%v of a pinned one: status %d\n%s", args, r.status, r.stderr)
+		}
+	}
+	h.want(t, "checkpoint", "expire", expired, "0s")
+	h.want(t, "checkpoint", "rm", "--cascade", all[2].ID)
+	if got := h.want(t, "gc"); !strings.Contains(got, "expired checkpoints  ") {
+		t.Errorf("gc prints\n%s", got)
+	}
+	h.want(t, "sandbox", "rm", "-f", sb)
+	h.read(t, &all, "checkpoint", "ls")
+	if len(all) != 1 || all[0].ID != pinned {
+		t.Fatalf("after the sandbox is gone: %+v, want the pinned one", all)
+	}
+	again := h.want(t, "sandbox", "new", "--from", pinned)
+	h.want(t, "exec", again, "--", "true")
+	h.want(t, "sandbox", "rm", "-f", again)
+	h.want(t, "checkpoint", "unpin", pinned)
+	h.want(t, "checkpoint", "rm", pinned)
+	if got := h.want(t, "checkpoint", "du"); strings.Contains(got, "sb-") {
+		t.Errorf("du after all is gone:\n%s", got)
 	}
 	h.stop(t)
 }
