@@ -440,6 +440,10 @@ func (s *Store) dropPages(id protocol.CheckpointID) error {
 	if there, err := exists(path); err != nil || !there {
 		return err
 	}
+	// After a crash the old manifest must not come back without them.
+	if err := syncPath(labelRewriteDirSync, s.checkpointDir(id)); err != nil {
+		return err
+	}
 	if err := fault.Point(labelCompactUnlink); err != nil {
 		return err
 	}

@@ -96,5 +96,8 @@ func (e ended) tidy() error {
 	if err == nil {
 		_, err = e.SweepBases(nil)
 	}
+	if err == nil {
+		_, err = e.SweepObjects()
+	}
 	return errors.Join(err, e.run.Close())
 }

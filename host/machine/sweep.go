@@ -31,10 +31,11 @@ func (e *Engine) Recover(ctx context.Context) error {
 }
 
 // SweepAll ends and removes every machine that this process has neither made
-// nor adopted, and the bases that serve nobody then: once all sandboxes are
-// recovered.
+// nor adopted, and the bases and frames that serve nobody then: once all
+// sandboxes are recovered.
 func (e *Engine) SweepAll(ctx context.Context) error {
-	return errors.Join(e.clearRooms(ctx, func(*room) bool { return true }), e.SweepBases())
+	_, err := e.store.SweepObjects()
+	return errors.Join(e.clearRooms(ctx, func(*room) bool { return true }), e.SweepBases(), err)
 }
 
 // clearRooms clears the rooms of earlier processes that are meant.
