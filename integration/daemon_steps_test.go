@@ -40,6 +40,15 @@ func (h *host) clean(t *testing.T) {
 	for _, s := range left {
 		h.want(t, "rm", "-f", string(s.ID))
 	}
+	var kept []struct{ ID, Class string }
+	h.read(t, &kept, "checkpoint", "ls")
+	for _, c := range kept {
+		if c.Class != "pinned" {
+			t.Errorf("checkpoint %s of class %s is left after its sandbox", c.ID, c.Class)
+		}
+		h.want(t, "checkpoint", "unpin", c.ID)
+		h.want(t, "checkpoint", "rm", c.ID)
+	}
 	for i, r := range h.story(t) {
 		if r.status != 0 {
 			t.Errorf("step %d after the fault: status %d\n%s", i, r.status, r.stderr)

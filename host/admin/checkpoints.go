@@ -56,6 +56,16 @@ func (s *Server) changeCheckpoint(q *request) error {
 	if err := q.decode(&body); err != nil {
 		return err
 	}
+	var at time.Time
+	expires := body.Expires != ""
+	if expires {
+		if at, err = time.Parse(time.RFC3339, body.Expires); err != nil {
+			return protocol.Errorf(protocol.CodeInvalidArgument, "expires=%.40q: want a time as in RFC 3339", body.Expires)
+		}
+	}
+	if body.Lasts {
+		at = time.Time{}
+	}
 	if _, err := s.d.Checkpoint(id); err != nil {
 		return err
 	}
@@ -64,13 +74,7 @@ func (s *Server) changeCheckpoint(q *request) error {
 			return err
 		}
 	}
-	if body.Expires != nil {
-		var at time.Time
-		if *body.Expires != "" {
-			if at, err = time.Parse(time.RFC3339, *body.Expires); err != nil {
-				return protocol.Errorf(protocol.CodeInvalidArgument, "expires: want a time as in RFC 3339, or nothing: %v", err)
-			}
-		}
+	if expires || body.Lasts {
 		if err := s.d.Expire(id, at); err != nil {
 			return err
 		}

@@ -13,8 +13,8 @@ import (
 func TestKeep(t *testing.T) {
 	c, _ := serve(t)
 	_, m := published(t, c, nil)
-	yes, no, at, never, bad := true, false, "2030-01-02T03:04:05Z", "", "soon"
-	got, err := c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Pinned: &yes, Expires: &at})
+	yes, no, at := true, false, "2030-01-02T03:04:05Z"
+	got, err := c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Pinned: &yes, Expires: at})
 	if err != nil || got.Class != "pinned" || got.Expires.Format(time.RFC3339) != at {
 		t.Fatalf("pinned: %+v, %v", got, err)
 	}
@@ -25,11 +25,11 @@ func TestKeep(t *testing.T) {
 	wantCode(t, err, protocol.CodeCheckpointInUse)
 	_, err = c.RemoveCheckpoints(t.Context(), m.ID)
 	wantCode(t, err, protocol.CodeCheckpointInUse)
-	_, err = c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Expires: &bad})
+	_, err = c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Expires: "soon"})
 	wantCode(t, err, protocol.CodeInvalidArgument)
 	_, err = c.ChangeCheckpoint(t.Context(), protocol.NewCheckpointID(), admin.ChangeCheckpoint{})
 	wantCode(t, err, protocol.CodeUnknownCheckpoint)
-	got, err = c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Pinned: &no, Expires: &never})
+	got, err = c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Pinned: &no, Lasts: true})
 	if err != nil || got.Class != "named" || !got.Expires.IsZero() {
 		t.Fatalf("unpinned: %+v, %v", got, err)
 	}
@@ -52,7 +52,7 @@ func TestCollect(t *testing.T) {
 	c, _ := serve(t)
 	_, m := published(t, c, nil)
 	past := "2020-01-02T03:04:05Z"
-	if _, err := c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Expires: &past}); err != nil {
+	if _, err := c.ChangeCheckpoint(t.Context(), m.ID, admin.ChangeCheckpoint{Expires: past}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := c.Collect(t.Context())

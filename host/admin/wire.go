@@ -131,8 +131,9 @@ type (
 	// nil stays as it is.
 	ChangeCheckpoint struct {
 		Pinned *bool `json:"pinned,omitempty"`
-		// Expires is a time as in RFC 3339; empty: never.
-		Expires *string `json:"expires,omitempty"`
+		// Expires is a time as in RFC 3339; with Lasts it does not expire.
+		Expires string `json:"expires,omitempty"`
+		Lasts   bool   `json:"lasts,omitempty"`
 	}
 	// Removed is the answer of a removal with cascade.
 	Removed struct {

@@ -109,7 +109,7 @@ func (g *global) expire(ctx context.Context, name, when string) error {
 	}
 	return g.changeAll(ctx, []string{name}, change{
 		remote: func(ctx context.Context, c *admin.Client, id protocol.CheckpointID) error {
-			_, err := c.ChangeCheckpoint(ctx, id, admin.ChangeCheckpoint{Expires: &text})
+			_, err := c.ChangeCheckpoint(ctx, id, admin.ChangeCheckpoint{Expires: text, Lasts: at.IsZero()})
 			return err
 		},
 		local: func(_ context.Context, s ended, id protocol.CheckpointID) error {
