@@ -165,21 +165,27 @@ func (c *compaction) openLike(ctx context.Context) error {
 	}
 	if len(objects) >= MaxObjects { // with a new one they would be too many
 		if err := s.repack(ctx, smallest(objects, MaxObjects/2+1)); err != nil {
-			return err
+			return c.unlike(err)
 		}
 	}
 	like, err := s.files(id)
-	if err == nil && len(like.manifest.Files.Frames.Objects) >= MaxObjects {
-		return like.Close() // they could not be packed
-	}
-	if protocol.CodeOf(err) == protocol.CodeUnknownCheckpoint || protocol.CodeOf(err) == protocol.CodeCheckpointLost {
-		return nil // then everything is new
-	}
 	if err != nil {
-		return err
+		return c.unlike(err)
+	}
+	if len(like.manifest.Files.Frames.Objects) >= MaxObjects {
+		return like.Close() // they could not be packed
 	}
 	c.like = like
 	c.release = append(c.release, s.holdObjects(like.manifest.Files.Frames.names()))
+	return nil
+}
+
+// unlike goes on without a checkpoint that is gone or damaged: then all is new.
+func (c *compaction) unlike(err error) error {
+	if code := protocol.CodeOf(err); code != protocol.CodeUnknownCheckpoint && code != protocol.CodeCheckpointLost {
+		return err
+	}
+	c.store.log.Warn("compact without a similar checkpoint", "checkpoint", c.from.manifest.ID, "error", err)
 	return nil
 }
 
@@ -254,7 +260,10 @@ func (c *compaction) untouched(from *view, off, size int64) bool {
 func (c *compaction) window(off int64, now, base []byte, like *view) error {
 	known, err := c.locate(off, int64(len(now)), like)
 	if err != nil {
-		return err
+		if err := c.unlike(err); err != nil {
+			return err
+		}
+		known = nil
 	}
 	var fresh []byte
 	for at := 0; at < len(now); at += pageBytes {
@@ -276,9 +285,10 @@ func (c *compaction) window(off int64, now, base []byte, like *view) error {
 			c.addPage(off+int64(at), p, k.where)
 		}
 	}
-	if len(fresh) > 0 {
-		_, err = c.out.frames.Add(uint64(off/framefile.Window), fresh)
+	if len(fresh) == 0 {
+		return nil
 	}
+	_, err = c.out.frames.Add(uint64(off/framefile.Window), fresh)
 	return err
 }
 

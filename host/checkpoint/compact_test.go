@@ -471,6 +471,38 @@ func TestCompactRefuses(t *testing.T) {
 	check(t, s.Verify(t.Context(), id))
 }
 
+// TestCompactBesideDamage: damaged frames of one checkpoint hinder no other, and
+// are not taken over.
+func TestCompactBesideDamage(t *testing.T) {
+	t.Parallel()
+	dir := memoryDir(t)
+	s := open(t, dir, checkpoint.Options{})
+	g := newGuest(t, s, 8*window, 23)
+	g.write(60)
+	first := g.snapshot(t)
+	g.write(5)
+	second := g.snapshot(t)
+	want := bytes.Clone(g.memory)
+	compact(t, s, first)
+	objects, err := filepath.Glob(filepath.Join(dir, "objects", "*"))
+	check(t, err)
+	data, err := os.ReadFile(objects[0])
+	check(t, err)
+	data[100] ^= 1
+	overwrite(t, objects[0], data)
+	compact(t, s, second)
+	if !bytes.Equal(want, guestMemory(t, s, second)) {
+		t.Error("another memory")
+	}
+	code(t, s.Verify(t.Context(), first), protocol.CodeCheckpointLost)
+	check(t, os.Remove(objects[0]))
+	third := g.snapshot(t)
+	compact(t, s, third)
+	if !bytes.Equal(want, guestMemory(t, s, third)) {
+		t.Error("another memory")
+	}
+}
+
 // TestExamineFrames: a flipped bit of any frame is found, and names its file.
 func TestExamineFrames(t *testing.T) {
 	t.Parallel()

@@ -12,13 +12,21 @@
 //	err = p.Publish(ctx, manifest)              // survives the daemon
 //	err = store.MakeDurable(ctx, manifest.ID)   // survives the host
 //
+// Later Compact stores the pages as frames that checkpoints share, Collect
+// removes what nobody needs, Examine reads everything to the last byte, and
+// Export and ImportFile take a checkpoint to another host:
+//
+//	err = store.Compact(ctx, manifest.ID)
+//	collected, err := store.Collect(ctx, checkpoint.CollectOptions{})
+//
 // docs/CHECKPOINTS.md describes the files.
 //
 // Concurrency: a Store is safe for concurrent use. One process writes a
 // directory; any number may read it with Options.ReadOnly. Calls that change
 // one id run one after another; a reference (a manifest that names a base, a
 // base made from a checkpoint) is never published while what it names is
-// being removed.
+// being removed. Who reads a checkpoint while it is compacted reads the old
+// files or the new ones, and never a mixture.
 //
 // Failure: every error carries a protocol code. A full disk is
 // CodeDiskFull, damage CodeCheckpointLost with the file's name in the
