@@ -66,11 +66,8 @@ func (p *partWriter) Write(b []byte) (int, error) {
 }
 
 func (w *Writer) record(part Part, offset uint64, content []byte) error {
-	if !w.began {
-		w.began = true
-		if err := w.put(fmt.Appendf(nil, "%s%d\n", magic, Format)); err != nil {
-			return err
-		}
+	if err := w.begin(); err != nil {
+		return err
 	}
 	w.stored = w.encoder.EncodeAll(content, w.stored[:0])
 	h := header{part: part, size: uint32(len(content)), offset: offset, stored: uint32(len(w.stored)), crc: crc32.Checksum(w.stored, castagnoli)}
@@ -84,6 +81,15 @@ func (w *Writer) record(part Part, offset uint64, content []byte) error {
 	return nil
 }
 
+// begin writes what every file begins with.
+func (w *Writer) begin() error {
+	if w.began {
+		return nil
+	}
+	w.began = true
+	return w.put(fmt.Appendf(nil, "%s%d\n", magic, Format))
+}
+
 func (w *Writer) put(b []byte) error {
 	w.sum.Write(b)
 	_, err := w.w.Write(b)
@@ -93,6 +99,9 @@ func (w *Writer) put(b []byte) error {
 // Close writes the end, without which a file is not whole. It does not close
 // the underlying writer.
 func (w *Writer) Close() error {
+	if err := w.begin(); err != nil {
+		return err
+	}
 	digest := hex.EncodeToString(w.sum.Sum(nil))
 	return w.record(end, 0, []byte(digest))
 }

@@ -165,10 +165,14 @@ func (v *VM) checkPaused(ctx context.Context) error {
 // badState tells a state at which QEMU exits, which is how it refuses one,
 // from other failures.
 func (v *VM) badState(err error) error {
+	ended := errors.Is(err, errQMPClosed) // who writes may see it before the reader does
 	select {
 	case <-v.qmp.done:
-		return fmt.Errorf("%w: %w", protocol.Errorf(protocol.CodeCheckpointLost, "device state was not accepted"), err)
+		ended = true
 	default:
-		return fmt.Errorf("load device state: %w", err)
 	}
+	if ended {
+		return fmt.Errorf("%w: %w", protocol.Errorf(protocol.CodeCheckpointLost, "device state was not accepted"), err)
+	}
+	return fmt.Errorf("load device state: %w", err)
 }
