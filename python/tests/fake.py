@@ -87,12 +87,13 @@ class FakeAgent:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.path))
         self._server.listen(64)
-        self._run(self._accept, self._server)
+        self._acceptor = self._run(self._accept, self._server)
 
     def stop(self) -> None:
         """Ends as a worker that is killed: all connections close."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        self._acceptor.join()  # no connection comes after those that are closed here
         with self._lock:
             for connection in self._connections:
                 with contextlib.suppress(OSError):
@@ -122,11 +123,14 @@ class FakeAgent:
         """The arguments of all calls of a kind."""
         return [r.arguments for r in self.requests if r.kind == kind]
 
-    def _run(self, function: Callable[[socket.socket], None], sock: socket.socket) -> None:
+    def _run(
+        self, function: Callable[[socket.socket], None], sock: socket.socket
+    ) -> threading.Thread:
         thread = threading.Thread(target=function, args=(sock,), daemon=True)
+        thread.start()
         with self._lock:
             self._threads.append(thread)
-        thread.start()
+        return thread
 
     def _accept(self, server: socket.socket) -> None:
         while True:
